@@ -16,7 +16,7 @@ use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
 use onetake_core::{
     AttemptId, Claim, Clock, Fingerprint, Key, Origin, RecordId, Recording, Scope, Settlement,
-    Store, SystemClock, SystemRng, Terms, Verb,
+    Store, SystemClock, SystemRng, Terms, Transition,
 };
 use onetake_sim::client::Client;
 use onetake_stores::embedded::EmbeddedStore;
@@ -110,7 +110,7 @@ async fn fill(folder: &Path, keys: usize) {
         let settle = |claim: &Claim| Settlement {
             id: claim.id,
             attempt: claim.attempt,
-            verb: Verb::Complete(Recording::new(vec![b'x'; 300])),
+            transition: Transition::Complete(Recording::new(vec![b'x'; 300])),
         };
         let settlements = claims.iter().map(settle).collect();
         assert!(store.claim(claims).await.iter().all(Result::is_ok));

@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use onetake_core::note::{Note, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage};
 use onetake_core::store::{
     Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
 };
@@ -143,17 +143,17 @@ impl RecordIndex for RawLog {
 }
 
 impl AuditLog for RawLog {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.memory.note(note)
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.memory.audit(entry)
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        self.memory.notes(of, from, limit)
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        self.memory.audit_entries(of, from, limit)
     }
 }
 

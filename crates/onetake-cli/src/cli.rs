@@ -415,7 +415,7 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
         error = gateway.fatal() => {
             // The state on disk is uncertain now. Only a restart may read it; this process must not
             // go on.
-            gateway.give_up().await;
+            gateway.abort().await;
             return Err(Failed(format!("the store failed and cannot be trusted any more: {error}"), 1));
         }
     };

@@ -11,7 +11,7 @@ use onetake_core::record::{
     AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
 };
 use onetake_core::scope::RecordId;
-use onetake_core::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
+use onetake_core::store::{Claim, Claimed, Settled, Settlement, Store, Transition};
 
 use super::quiet::Quiet;
 use super::{Capabilities, Subject};
@@ -136,16 +136,16 @@ impl Bench {
         }
     }
 
-    pub(super) async fn settle(&self, claim: &Claim, verb: Verb) -> Settled {
-        let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    pub(super) async fn settle(&self, claim: &Claim, transition: Transition) -> Settled {
+        let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
         let mut answers = self.store.settle(vec![settlement]).await;
         assert_eq!(answers.len(), 1, "one answer for one settlement");
         answers.pop().unwrap().expect("the store answers")
     }
 
     /// Settles, and asserts that it is done.
-    pub(super) async fn done(&self, claim: &Claim, verb: Verb) -> Arc<Record> {
-        match self.settle(claim, verb).await {
+    pub(super) async fn done(&self, claim: &Claim, transition: Transition) -> Arc<Record> {
+        match self.settle(claim, transition).await {
             Settled::Done { record, .. } => record,
             Settled::Stale { .. } => panic!("stale, although the attempt owns the record"),
         }
@@ -172,21 +172,28 @@ pub(super) fn id(key: &str) -> RecordId {
     RecordId::derive(&scope, &onetake_core::key::Key::new(key).unwrap())
 }
 
-pub(super) fn outcome(text: &str) -> Verb {
-    Verb::Complete(Recording::new(text.to_owned()))
+pub(super) fn outcome(text: &str) -> Transition {
+    Transition::Complete(Recording::new(text.to_owned()))
 }
 
-pub(super) fn failure() -> Verb {
-    Verb::Fail(Failure { code: "declined".into(), detail: "the card was declined".into() })
+pub(super) fn failure() -> Transition {
+    Transition::Fail(Failure { code: "declined".into(), detail: "the card was declined".into() })
 }
 
-pub(super) fn unknown() -> Verb {
-    Verb::Unknown(Cause::Status(500))
+pub(super) fn unknown() -> Transition {
+    Transition::Unknown(Cause::Status(500))
 }
 
 /// Returns one of each verb that an attempt or the reaper uses.
-pub(super) fn every_verb() -> Vec<Verb> {
-    vec![Verb::Renew, outcome("other"), failure(), Verb::Release, unknown(), Verb::Abandon]
+pub(super) fn every_verb() -> Vec<Transition> {
+    vec![
+        Transition::Renew,
+        outcome("other"),
+        failure(),
+        Transition::Release,
+        unknown(),
+        Transition::ExpireLease,
+    ]
 }
 
 pub(super) fn body(record: &Record) -> &[u8] {

@@ -15,7 +15,7 @@ use onetake_core::fingerprint::Fingerprint;
 use onetake_core::record::{AttemptId, Fence, Record, State};
 use onetake_core::scope::RecordId;
 use onetake_core::store::{
-    Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept, Verb,
+    Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept, Transition,
 };
 
 /// The pause before a write in the background is sent again.
@@ -53,12 +53,12 @@ pub struct BuggyStore {
     inner: Arc<dyn Store>,
     bug: StoreBug,
     clock: Arc<dyn Clock>,
-    notes: Mutex<Notes>,
+    notes: Mutex<BugMemory>,
 }
 
 /// The decorator's own memory.
 #[derive(Debug, Default)]
-struct Notes {
+struct BugMemory {
     /// The records of granted attempts, as the store wrote them.
     granted: HashMap<AttemptId, Record>,
     /// The latest fence of each record.
@@ -78,7 +78,7 @@ impl BuggyStore {
         Self { inner, bug, clock, notes: Mutex::default() }
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
+    fn notes(&self) -> MutexGuard<'_, BugMemory> {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,10 +151,16 @@ impl BuggyStore {
 
     /// Answers the end of an attempt, and writes it afterwards.
     fn settle_early(&self, settlement: &Settlement) -> Option<Settled> {
-        let ends = |verb: &Verb| {
-            matches!(verb, Verb::Complete(_) | Verb::Fail(_) | Verb::Release | Verb::Unknown(_))
+        let ends = |transition: &Transition| {
+            matches!(
+                transition,
+                Transition::Complete(_)
+                    | Transition::Fail(_)
+                    | Transition::Release
+                    | Transition::Unknown(_)
+            )
         };
-        if !ends(&settlement.verb) {
+        if !ends(&settlement.transition) {
             return None;
         }
         let now = self.clock.now();
@@ -183,10 +189,10 @@ impl BuggyStore {
             let Some(record) = self.current(id).await else { continue };
             let attempt = record.attempt;
             if matches!(record.state, State::Running { .. }) {
-                let release = Settlement { id, attempt, verb: Verb::Release };
+                let release = Settlement { id, attempt, transition: Transition::Release };
                 let _released = self.inner.settle(vec![release]).await;
             }
-            let forget = Settlement { id, attempt, verb: Verb::Forget };
+            let forget = Settlement { id, attempt, transition: Transition::Forget };
             let forgotten = one(self.inner.settle(vec![forget]).await);
             removed += usize::from(matches!(forgotten, Ok(Settled::Done { .. })));
         }

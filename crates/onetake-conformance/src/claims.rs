@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::bench::{Bench, Got, body, failure, got, id, is, outcome, unknown};
 use onetake_core::fingerprint::Fingerprint;
 use onetake_core::record::{OnUnknown, Recording, State};
-use onetake_core::store::{Claim, Verb};
+use onetake_core::store::{Claim, Transition};
 
 pub(super) async fn absent_is_granted(bench: &Bench) {
     let claim = bench.claim_of("a", "pay 10");
@@ -27,17 +27,17 @@ pub(super) async fn a_second_claim_finds_the_first(bench: &Bench) {
 }
 
 pub(super) async fn another_payload_is_refused_in_any_state(bench: &Bench) {
-    for (key, verb) in [
+    for (key, transition) in [
         ("running", None),
         ("completed", Some(outcome("done"))),
         ("failed", Some(failure())),
-        ("released", Some(Verb::Release)),
+        ("released", Some(Transition::Release)),
         ("unknown", Some(unknown())),
     ] {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
-        if let Some(verb) = verb {
-            bench.done(&claim, verb).await;
+        if let Some(transition) = transition {
+            bench.done(&claim, transition).await;
         }
         let before = bench.load(key).await;
         let record = bench.found(&bench.claim_of(key, "pay 99")).await;
@@ -55,7 +55,7 @@ pub(super) async fn another_payload_is_refused_in_any_state(bench: &Bench) {
 pub(super) async fn a_released_key_runs_again(bench: &Bench) {
     let first = bench.claim_of("a", "pay 10");
     let fence = bench.granted(&first).await;
-    let released = bench.done(&first, Verb::Release).await;
+    let released = bench.done(&first, Transition::Release).await;
     is(&released, "released");
     let second = bench.claim_of("a", "pay 10");
     assert!(bench.granted(&second).await > fence, "the fence rises (S2)");
@@ -140,7 +140,7 @@ pub(super) async fn the_same_key_many_times_in_one_batch(bench: &Bench) {
     let own = onetake_core::store::Settlement {
         id: owner.id,
         attempt: owner.attempt,
-        verb: outcome("x"),
+        transition: outcome("x"),
     };
     let strange = onetake_core::store::Settlement { attempt: bench.attempt(), ..own.clone() };
     let answers = bench.store.settle(vec![strange.clone(), own.clone(), own, strange]).await;
@@ -163,17 +163,17 @@ pub(super) async fn items_of_a_batch_are_independent(bench: &Bench) {
         answers.into_iter().map(|a| matches!(got(a.unwrap()), Got::Granted(_))).collect();
     assert_eq!(granted, [true, false, true, false, true], "each its own answer, in order (S21)");
 
-    let settle = |claim: &Claim, verb| onetake_core::store::Settlement {
+    let settle = |claim: &Claim, transition| onetake_core::store::Settlement {
         id: claim.id,
         attempt: claim.attempt,
-        verb,
+        transition,
     };
     let answers = bench
         .store
         .settle(vec![
             settle(&batch[0], outcome("one")),
             settle(&batch[1], outcome("stranger")),
-            settle(&batch[2], Verb::Release),
+            settle(&batch[2], Transition::Release),
             settle(&bench.claim_of("absent", ""), outcome("nothing")),
             settle(&batch[4], unknown()),
         ])
@@ -214,7 +214,7 @@ pub(super) async fn large_and_odd_recordings_are_kept_exactly(bench: &Bench) {
     for (key, recording) in recordings {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
-        bench.done(&claim, Verb::Complete(recording.clone())).await;
+        bench.done(&claim, Transition::Complete(recording.clone())).await;
         let found = bench.found(&bench.claim_of(key, "pay 10")).await;
         let State::Completed { recording: kept, .. } = &found.state else { panic!("{key}") };
         assert!(*kept == recording, "{key}: replays are byte-equal (S4)");
@@ -247,7 +247,7 @@ pub(super) async fn a_claim_that_is_sent_again_is_its_own(bench: &Bench) {
     for (key, settle) in [
         ("completed", outcome("x")),
         ("failed", failure()),
-        ("released", Verb::Release),
+        ("released", Transition::Release),
         ("unknown", unknown()),
     ] {
         for on_unknown in [OnUnknown::Fail, OnUnknown::Retry] {

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use super::bench::{Bench, Got, is, outcome, unknown};
-use onetake_core::store::{Claim, Verb};
+use onetake_core::store::{Claim, Transition};
 
 pub(super) async fn a_key_is_reusable_only_after_it_expires(bench: &Bench) {
-    for (key, verb) in [("completed", outcome("x")), ("released", Verb::Release)] {
+    for (key, transition) in [("completed", outcome("x")), ("released", Transition::Release)] {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
-        bench.done(&claim, verb).await;
+        bench.done(&claim, transition).await;
     }
     bench.pass(19).await;
     for key in ["completed", "released"] {
@@ -57,10 +57,10 @@ pub(super) async fn a_late_outcome_is_kept_for_a_while(bench: &Bench) {
 }
 
 pub(super) async fn a_sweep_takes_what_expired_and_nothing_else(bench: &Bench) {
-    for (key, verb) in [("old", outcome("x")), ("old unknown", unknown())] {
+    for (key, transition) in [("old", outcome("x")), ("old unknown", unknown())] {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
-        bench.done(&claim, verb).await;
+        bench.done(&claim, transition).await;
     }
     bench.granted(&bench.claim_of("old, running", "pay 10")).await;
     bench.pass(15).await;
@@ -79,15 +79,15 @@ pub(super) async fn a_sweep_takes_what_expired_and_nothing_else(bench: &Bench) {
 
 pub(super) async fn a_sweep_looks_again(bench: &Bench) {
     // When the sweep runs, the index of a store still names the first use of these keys.
-    for (key, verb) in [("runs again", None), ("completed again", Some(outcome("second")))] {
+    for (key, transition) in [("runs again", None), ("completed again", Some(outcome("second")))] {
         let first = bench.claim_of(key, "pay 10");
         bench.granted(&first).await;
         bench.done(&first, outcome("first")).await;
         bench.pass_just_over(20).await;
         let second = bench.claim_of(key, "pay 99");
         bench.granted(&second).await;
-        if let Some(verb) = verb {
-            bench.done(&second, verb).await;
+        if let Some(transition) = transition {
+            bench.done(&second, transition).await;
         }
         let before = bench.load(key).await.expect("the second life");
         assert_eq!(bench.sweep(10).await.removed, 0, "{key}: the sweep did not look again (S13)");

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use super::bench::breathe;
 use super::bench::{Bench, body, is};
 use super::engine::{Running, Work, said};
-use super::faulty::{Fault, Faulty};
+use super::faulty::{Faulty, StoreFault};
 use onetake_core::engine::{Answer, Engine, EngineError, Limits, Outcome, Settling};
 use onetake_core::store::Store;
 
@@ -20,13 +20,13 @@ fn faulty(bench: &Bench) -> (Arc<Faulty>, Engine) {
 pub(super) async fn a_store_that_is_down_runs_nothing(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
-    store.fail_claims(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
     for _ in 0..3 {
         let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
         assert!(matches!(answer, Err(EngineError::Store(_))), "{answer:?} (S10)");
     }
     assert_eq!(work.runs(), 0);
-    store.fail_claims(Fault::None);
+    store.fail_claims(StoreFault::None);
     work.finish.notify_one();
     let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
     assert_eq!(said(&answer.unwrap()), b"outcome 0", "it comes back without a restart");
@@ -35,7 +35,7 @@ pub(super) async fn a_store_that_is_down_runs_nothing(bench: &Bench) {
 pub(super) async fn a_claim_whose_answer_got_lost_is_its_own(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
-    store.fail_one_claim(Fault::LostAnswer);
+    store.fail_one_claim(StoreFault::LostAnswer);
     work.finish.notify_one();
     let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
     assert_eq!(said(&answer.unwrap()), b"outcome 0", "the own attempt id means own success");
@@ -47,13 +47,13 @@ pub(super) async fn a_claim_that_nobody_can_tell_of_is_let_go(bench: &Bench) {
     let work = Work::default();
     // It would end at once if it ran.
     work.finish.notify_one();
-    store.fail_claims(Fault::LostAnswer);
-    store.fail_settlements(Fault::Unavailable);
+    store.fail_claims(StoreFault::LostAnswer);
+    store.fail_settlements(StoreFault::Unavailable);
     let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
     assert!(matches!(answer, Err(EngineError::Store(_))), "{answer:?}");
     assert_eq!(work.runs(), 0, "what is not known to be granted does not run (S10)");
-    store.fail_claims(Fault::None);
-    store.fail_settlements(Fault::None);
+    store.fail_claims(StoreFault::None);
+    store.fail_settlements(StoreFault::None);
     bench
         .drive(async {
             while bench.load("a").await.is_none_or(|record| record.state.name() == "running") {
@@ -63,7 +63,7 @@ pub(super) async fn a_claim_that_nobody_can_tell_of_is_let_go(bench: &Bench) {
         .await;
     is(&bench.load("a").await.unwrap(), "released");
 
-    store.fail_claims(Fault::LostWrite);
+    store.fail_claims(StoreFault::LostWrite);
     let answer = bench.drive(work.run(&engine, bench.operation("b", "pay"))).await.unwrap();
     assert!(matches!(answer, Err(EngineError::Store(_))), "{answer:?}");
     assert_eq!(work.runs(), 0);
@@ -77,7 +77,7 @@ pub(super) async fn an_outcome_waits_for_the_store_to_come_back(bench: &Bench) {
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
     work.has_started().await;
-    store.fail_settlements(Fault::Unavailable);
+    store.fail_settlements(StoreFault::Unavailable);
     work.finish.notify_one();
     let answer = bench.drive(first).await.unwrap().unwrap();
     assert!(matches!(answer, Outcome::Ran(Settling::Pending)), "not shown: {answer:?} (S6)");
@@ -88,7 +88,7 @@ pub(super) async fn an_outcome_waits_for_the_store_to_come_back(bench: &Bench) {
     for _ in 0..50 {
         bench.step().await;
     }
-    store.fail_settlements(Fault::None);
+    store.fail_settlements(StoreFault::None);
     let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay"))).await.unwrap();
     assert_eq!(said(&retry.unwrap()), b"outcome 0");
     assert_eq!(work.runs(), 1);
@@ -99,7 +99,7 @@ pub(super) async fn a_settlement_whose_answer_got_lost_is_done(bench: &Bench) {
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
     work.has_started().await;
-    store.fail_settlements(Fault::LostAnswer);
+    store.fail_settlements(StoreFault::LostAnswer);
     work.finish.notify_one();
     bench
         .drive(async {
@@ -108,7 +108,7 @@ pub(super) async fn a_settlement_whose_answer_got_lost_is_done(bench: &Bench) {
             }
         })
         .await;
-    store.fail_settlements(Fault::None);
+    store.fail_settlements(StoreFault::None);
     let answer = bench.drive(first).await.unwrap().unwrap();
     assert_eq!(said(&answer), b"outcome 0", "sent again, it is its own success");
     assert_eq!(body(&bench.load("a").await.unwrap()), b"outcome 0");

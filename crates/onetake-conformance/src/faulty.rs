@@ -15,7 +15,7 @@ use onetake_core::store::{
 /// The way in which a store fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Fault {
+pub enum StoreFault {
     /// The store works.
     None = 0,
     /// Nothing is written, and the store reports that.
@@ -53,23 +53,23 @@ impl Faulty {
     }
 
     /// Sets the failure of all claims from now on.
-    pub fn fail_claims(&self, fault: Fault) {
+    pub fn fail_claims(&self, fault: StoreFault) {
         self.claims.store(fault as u8, Ordering::SeqCst);
     }
 
     /// Sets the failure of the next batch of claims. Later batches do not fail.
-    pub fn fail_one_claim(&self, fault: Fault) {
+    pub fn fail_one_claim(&self, fault: StoreFault) {
         self.once.store(true, Ordering::SeqCst);
         self.fail_claims(fault);
     }
 
     /// Sets the failure of all settlements from now on.
-    pub fn fail_settlements(&self, fault: Fault) {
+    pub fn fail_settlements(&self, fault: StoreFault) {
         self.settlements.store(fault as u8, Ordering::SeqCst);
     }
 
     /// Sets the failure of all reads from now on, those of secrets included.
-    pub fn fail_loads(&self, fault: Fault) {
+    pub fn fail_loads(&self, fault: StoreFault) {
         self.loads.store(fault as u8, Ordering::SeqCst);
     }
 
@@ -81,7 +81,7 @@ impl Faulty {
 
     fn failed<T>(&self, fault: u8, count: usize) -> Answers<T> {
         self.failures.fetch_add(1, Ordering::SeqCst);
-        let kind = if fault == Fault::Unavailable as u8 {
+        let kind = if fault == StoreFault::Unavailable as u8 {
             StoreErrorKind::Unavailable
         } else {
             StoreErrorKind::Indeterminate
@@ -102,9 +102,9 @@ impl Store for Faulty {
                 return self.inner.claim(batch).await;
             }
             if self.once.swap(false, Ordering::SeqCst) {
-                self.fail_claims(Fault::None);
+                self.fail_claims(StoreFault::None);
             }
-            if fault == Fault::LostAnswer as u8 {
+            if fault == StoreFault::LostAnswer as u8 {
                 self.inner.claim(batch).await;
             }
             self.failed(fault, count)
@@ -118,7 +118,7 @@ impl Store for Faulty {
             if fault == 0 {
                 return self.inner.settle(batch).await;
             }
-            if fault == Fault::LostAnswer as u8 {
+            if fault == StoreFault::LostAnswer as u8 {
                 self.inner.settle(batch).await;
             }
             self.failed(fault, count)

@@ -15,7 +15,7 @@
 //!
 //! [`run`] checks the store's contract, [`run_engine`] the engine on top of it. The suite has the
 //! list of cases: a store only brings a factory of [`Subject`]s and its [`Capabilities`], and gets
-//! a [`Report`].
+//! a [`ConformanceReport`].
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -61,9 +61,9 @@ use onetake_core::store::Store;
 
 pub use bench::Bench;
 pub use buggy::{BuggyStore, StoreBug};
-pub use faulty::{Fault, Faulty};
+pub use faulty::{Faulty, StoreFault};
 pub use outbox::{OutboxSubject, run_outbox};
-pub use report::Report;
+pub use report::ConformanceReport;
 pub use simulated::{Shifted, Simulated};
 
 /// A fresh, empty store under test, with control over its clock.
@@ -180,7 +180,7 @@ const ENGINE_CASES: &[(&str, Case)] = cases! {
 };
 
 /// Checks a store's contract. `factory` makes a fresh, empty subject for each case.
-pub async fn run<F, S>(factory: impl Fn() -> F, capabilities: Capabilities) -> Report
+pub async fn run<F, S>(factory: impl Fn() -> F, capabilities: Capabilities) -> ConformanceReport
 where
     F: Future<Output = S>,
     S: Subject,
@@ -194,7 +194,10 @@ where
 ///
 /// # Panics
 /// If no runtime can be created.
-pub async fn run_engine<F, S>(factory: impl Fn() -> F, capabilities: Capabilities) -> Report
+pub async fn run_engine<F, S>(
+    factory: impl Fn() -> F,
+    capabilities: Capabilities,
+) -> ConformanceReport
 where
     F: Future<Output = S>,
     S: Subject,
@@ -213,12 +216,12 @@ async fn run_cases<F, S>(
     cases: &[(&'static str, Case)],
     factory: impl Fn() -> F,
     capabilities: Capabilities,
-) -> Report
+) -> ConformanceReport
 where
     F: Future<Output = S>,
     S: Subject,
 {
-    let mut report = Report::default();
+    let mut report = ConformanceReport::default();
     for (name, case) in cases {
         let bench = Arc::new(Bench::new(factory().await, capabilities));
         report.add(name, case(bench)).await;

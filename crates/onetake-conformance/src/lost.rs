@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::record::{Cause, OnUnknown, State};
-use onetake_core::store::{Claim, Due, DueAttempt, Settled, Verb};
+use onetake_core::store::{Claim, Due, DueAttempt, Settled, Transition};
 
 use super::bench::{Bench, Got, is, outcome};
 
@@ -15,7 +15,7 @@ fn claim_under(bench: &Bench, key: &str, on_unknown: OnUnknown) -> Claim {
 async fn unknown(bench: &Bench, key: &str, on_unknown: OnUnknown) -> Claim {
     let claim = claim_under(bench, key, on_unknown);
     bench.granted(&claim).await;
-    bench.done(&claim, Verb::Unknown(Cause::TimedOut)).await;
+    bench.done(&claim, Transition::Unknown(Cause::TimedOut)).await;
     claim
 }
 
@@ -46,10 +46,10 @@ pub(super) async fn the_unsettled_are_found_in_order(bench: &Bench) {
 
     // A settled record is not due for reconciliation, whatever settled it.
     bench.done(&claims[0], outcome("paid")).await;
-    bench.done(&claims[1], Verb::Release).await;
+    bench.done(&claims[1], Transition::Release).await;
     assert_eq!(unsettled(bench, 10).await, named(&all[2..]));
     if bench.can.forgets {
-        bench.done(&claims[2], Verb::Forget).await;
+        bench.done(&claims[2], Transition::Forget).await;
         assert!(unsettled(bench, 10).await.is_empty());
     }
 }
@@ -62,7 +62,7 @@ pub(super) async fn an_abandoned_one_is_asked_for(bench: &Bench) {
     }
     bench.pass_just_over(4).await;
     assert!(unsettled(bench, 10).await.is_empty(), "it is not unknown yet");
-    bench.done(&reaped, Verb::Abandon).await;
+    bench.done(&reaped, Transition::ExpireLease).await;
     let Got::Found(record) = bench.claim(&claim_under(bench, "met", OnUnknown::Reconcile)).await
     else {
         panic!("it ran again");
@@ -80,7 +80,9 @@ pub(super) async fn one_of_many_asks(bench: &Bench) {
     let claim = unknown(bench, "a", OnUnknown::Reconcile).await;
     let hold = bench.can.tick * 3;
     let before = bench.load("a").await.unwrap();
-    let Settled::Done { record, now } = bench.settle(&claim, Verb::Defer(hold)).await else {
+    let Settled::Done { record, now } =
+        bench.settle(&claim, Transition::PostponeReconcile(hold)).await
+    else {
         panic!("nobody may ask");
     };
     let State::Unknown { at, cause, ask_at } = &record.state else { panic!("not unknown") };
@@ -89,19 +91,22 @@ pub(super) async fn one_of_many_asks(bench: &Bench) {
     assert_eq!(bench.load("a").await.unwrap(), record);
     assert_eq!(record.expires_at(), before.expires_at(), "asking keeps nothing alive");
 
-    let Settled::Stale { .. } = bench.settle(&claim, Verb::Defer(hold)).await else {
+    let Settled::Stale { .. } = bench.settle(&claim, Transition::PostponeReconcile(hold)).await
+    else {
         panic!("two ask at once");
     };
     assert!(unsettled(bench, 10).await.is_empty(), "somebody asks");
     bench.pass_just_over(3).await;
     assert_eq!(unsettled(bench, 10).await, named(&[&claim]), "it is due again");
     let other = claim_under(bench, "a", OnUnknown::Reconcile);
-    let Settled::Stale { .. } = bench.settle(&other, Verb::Defer(hold)).await else {
+    let Settled::Stale { .. } = bench.settle(&other, Transition::PostponeReconcile(hold)).await
+    else {
         panic!("another attempt was believed");
     };
-    bench.done(&claim, Verb::Defer(Duration::ZERO)).await;
+    bench.done(&claim, Transition::PostponeReconcile(Duration::ZERO)).await;
     bench.done(&claim, outcome("found")).await;
-    let Settled::Stale { .. } = bench.settle(&claim, Verb::Defer(hold)).await else {
+    let Settled::Stale { .. } = bench.settle(&claim, Transition::PostponeReconcile(hold)).await
+    else {
         panic!("what is settled was asked for");
     };
     is(&bench.load("a").await.unwrap(), "completed");
@@ -111,13 +116,17 @@ pub(super) async fn only_the_reconciled_are_asked_for(bench: &Bench) {
     for on_unknown in [OnUnknown::Fail, OnUnknown::Retry, OnUnknown::Rollback] {
         let key = format!("{on_unknown:?}");
         let claim = unknown(bench, &key, on_unknown).await;
-        let Settled::Stale { .. } = bench.settle(&claim, Verb::Defer(bench.can.tick)).await else {
+        let Settled::Stale { .. } =
+            bench.settle(&claim, Transition::PostponeReconcile(bench.can.tick)).await
+        else {
             panic!("{key} was asked for");
         };
     }
     let runs = claim_under(bench, "runs", OnUnknown::Reconcile);
     bench.granted(&runs).await;
-    let Settled::Stale { .. } = bench.settle(&runs, Verb::Defer(bench.can.tick)).await else {
+    let Settled::Stale { .. } =
+        bench.settle(&runs, Transition::PostponeReconcile(bench.can.tick)).await
+    else {
         panic!("what runs was asked for");
     };
 }
@@ -126,7 +135,9 @@ pub(super) async fn the_unsettled_expire(bench: &Bench) {
     let claim = unknown(bench, "a", OnUnknown::Reconcile).await;
     bench.pass_just_over(20).await;
     assert!(unsettled(bench, 10).await.is_empty(), "it is expired");
-    let Settled::Stale { .. } = bench.settle(&claim, Verb::Defer(bench.can.tick)).await else {
+    let Settled::Stale { .. } =
+        bench.settle(&claim, Transition::PostponeReconcile(bench.can.tick)).await
+    else {
         panic!("what expired was asked for");
     };
     bench.store.sweep(10).await.unwrap();
@@ -138,7 +149,7 @@ pub(super) async fn what_rolls_back_is_never_unknown(bench: &Bench) {
     // By the attempt's own report.
     let claim = unknown(bench, "says so", OnUnknown::Rollback).await;
     is(&bench.load("says so").await.unwrap(), "released");
-    bench.done(&claim, Verb::Unknown(Cause::TimedOut)).await;
+    bench.done(&claim, Transition::Unknown(Cause::TimedOut)).await;
     let Settled::Stale { .. } = bench.settle(&claim, outcome("late")).await else {
         panic!("a late completion of what was rolled back was believed");
     };
@@ -149,7 +160,7 @@ pub(super) async fn what_rolls_back_is_never_unknown(bench: &Bench) {
         bench.granted(claim).await;
     }
     bench.pass_just_over(4).await;
-    bench.done(&reaped, Verb::Abandon).await;
+    bench.done(&reaped, Transition::ExpireLease).await;
     is(&bench.load("reaped").await.unwrap(), "released");
     // By the next claim.
     let first = bench.load("passed over").await.unwrap().fence;

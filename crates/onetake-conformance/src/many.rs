@@ -16,7 +16,7 @@ use onetake_core::key::Key;
 use onetake_core::record::{AttemptId, Cause, Fence, OnUnknown, Recording, Terms};
 use onetake_core::scope::{RecordId, Scope};
 use onetake_core::store::{
-    Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb,
+    Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Transition,
 };
 
 /// A generator of pseudo-random numbers, the same in every run.
@@ -89,16 +89,20 @@ pub async fn overlapping_batches(
                     }
                     if let Claimed::Granted { fence } = answer.expect("a claim failed") {
                         owners.lock().unwrap().granted(claim.id, fence);
-                        let verb = match random.below(10) {
-                            0 => Verb::Complete(Recording::new("done")),
-                            1 | 2 => Verb::Unknown(Cause::TimedOut),
-                            _ => Verb::Release,
+                        let transition = match random.below(10) {
+                            0 => Transition::Complete(Recording::new("done")),
+                            1 | 2 => Transition::Unknown(Cause::TimedOut),
+                            _ => Transition::Release,
                         };
                         finished.fetch_add(
-                            usize::from(matches!(verb, Verb::Complete(_))),
+                            usize::from(matches!(transition, Transition::Complete(_))),
                             Ordering::Relaxed,
                         );
-                        settlements.push(Settlement { id: claim.id, attempt: claim.attempt, verb });
+                        settlements.push(Settlement {
+                            id: claim.id,
+                            attempt: claim.attempt,
+                            transition,
+                        });
                     }
                 }
                 for settlement in &settlements {
@@ -148,7 +152,7 @@ fn claim(key: u64, random: &mut Seeded) -> Claim {
 
 /// The counts of operations under trouble.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct TroubleCounts {
     /// Operations whose outcome a caller received.
     pub acknowledged: usize,
     /// The part of them that was acknowledged after the trouble was over.
@@ -163,8 +167,8 @@ pub async fn charges_under<T>(
     terms: Terms,
     tasks: usize,
     trouble: impl Future<Output = T>,
-) -> Tally {
-    let ledger = Arc::new(Ledger::default());
+) -> TroubleCounts {
+    let ledger = Arc::new(RunCounts::default());
     let over = Arc::new(AtomicBool::new(false));
     let spawned: Vec<_> = (0..tasks)
         .map(|task| {
@@ -202,7 +206,7 @@ pub async fn charges_under<T>(
             assert_eq!(recorded.as_deref(), Some(body.as_slice()), "{name} was lost: {again:?}");
         }
     }
-    Tally { acknowledged: told.len(), after: told.len().saturating_sub(before) }
+    TroubleCounts { acknowledged: told.len(), after: told.len().saturating_sub(before) }
 }
 
 /// Returns the outcome of a charge. A node without recent traffic may first have to notice that its
@@ -220,7 +224,7 @@ async fn answered(engine: &Engine, name: &str, terms: Terms) -> Outcome {
 }
 
 #[derive(Default)]
-struct Ledger {
+struct RunCounts {
     runs: Mutex<HashMap<String, usize>>,
     told: Mutex<HashMap<String, Vec<u8>>>,
 }
@@ -245,7 +249,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
 /// Makes one charge, and retries it on any node until it has an outcome.
 async fn charge(
     engines: &[Engine],
-    ledger: &Arc<Ledger>,
+    ledger: &Arc<RunCounts>,
     terms: Terms,
     random: &mut Seeded,
     name: &str,

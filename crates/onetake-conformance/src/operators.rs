@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::bench::{Bench, Got, failure, id, is, outcome, unknown};
+use onetake_core::audit::{AUDIT_KEPT, AuditAction, AuditEntry, AuditPosition, AuditResult};
 use onetake_core::clock::{SystemRng, Timestamp};
-use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
 use onetake_core::origin::{HISTORY_BYTES_MAX, Origin, TenantDigest};
 use onetake_core::record::{AttemptId, OnUnknown};
 use onetake_core::scope::RecordId;
-use onetake_core::store::{Claim, Cursor, FOUND_MAX, Settled, StoreErrorKind, Verb};
+use onetake_core::store::{Claim, Cursor, FOUND_MAX, Settled, StoreErrorKind, Transition};
 
 pub(super) async fn who_asked_and_every_attempt_are_kept(bench: &Bench) {
     let route = "POST /zahlungen/{größe}";
@@ -23,7 +23,7 @@ pub(super) async fn who_asked_and_every_attempt_are_kept(bench: &Bench) {
     assert_eq!(running.origin, asked("a"));
     assert_eq!(running.claimed_at, running.created_at);
     assert_eq!(running.history.attempts().count(), 0);
-    bench.done(&first, Verb::Release).await;
+    bench.done(&first, Transition::Release).await;
 
     let second = Claim { attempt: bench.attempt(), origin: asked("b"), ..first.clone() };
     bench.pass(1).await;
@@ -60,7 +60,7 @@ pub(super) async fn a_long_history_keeps_its_end(bench: &Bench) {
     for _ in 0..30 {
         let claim = bench.claim_of("a", "pay");
         fences.push(bench.granted(&claim).await);
-        bench.done(&claim, Verb::Release).await;
+        bench.done(&claim, Transition::Release).await;
     }
     let record = bench.load("a").await.expect("it is there");
     assert!(record.history.as_text().len() <= HISTORY_BYTES_MAX);
@@ -142,20 +142,20 @@ pub(super) async fn the_forgotten_is_gone_at_once(bench: &Bench) {
     if !bench.can.forgets {
         return;
     }
-    for (name, verb) in [
+    for (name, transition) in [
         ("completed", outcome("a secret")),
         ("failed", failure()),
-        ("released", Verb::Release),
+        ("released", Transition::Release),
         ("unknown", unknown()),
     ] {
         let claim = bench.claim_of(name, "pay");
         let fence = bench.granted(&claim).await;
-        bench.done(&claim, verb).await;
-        let gone = bench.done(&claim, Verb::Forget).await;
+        bench.done(&claim, transition).await;
+        let gone = bench.done(&claim, Transition::Forget).await;
         is(&gone, "released");
         assert!(bench.load(name).await.is_none(), "{name}");
         // The key is as if it had never been used, except for its fence: another payload runs.
-        assert!(matches!(bench.settle(&claim, Verb::Forget).await, Settled::Stale { .. }));
+        assert!(matches!(bench.settle(&claim, Transition::Forget).await, Settled::Stale { .. }));
         let other = bench.claim_of(name, "something else");
         assert!(bench.granted(&other).await > fence, "{name}");
         let record = bench.load(name).await.expect("it runs");
@@ -167,7 +167,7 @@ pub(super) async fn the_forgotten_is_gone_at_once(bench: &Bench) {
         let claim = bench.claim_of("swept", "pay");
         let fence = bench.granted(&claim).await;
         bench.done(&claim, outcome("a secret")).await;
-        bench.done(&claim, Verb::Forget).await;
+        bench.done(&claim, Transition::Forget).await;
         let swept = bench.store.sweep(100).await.expect("the store answers");
         assert_eq!((swept.removed, swept.unknown), (1, 0));
         assert!(bench.granted(&bench.claim_of("swept", "other")).await > fence);
@@ -180,7 +180,7 @@ pub(super) async fn a_stale_or_running_attempt_is_not_forgotten(bench: &Bench) {
     }
     let claim = bench.claim_of("a", "pay");
     bench.granted(&claim).await;
-    let forget = async |claim: &Claim| bench.settle(claim, Verb::Forget).await;
+    let forget = async |claim: &Claim| bench.settle(claim, Transition::Forget).await;
     assert!(matches!(forget(&claim).await, Settled::Stale { .. }), "it runs");
     is(&bench.load("a").await.unwrap(), "running");
     bench.done(&claim, outcome("paid")).await;
@@ -190,31 +190,32 @@ pub(super) async fn a_stale_or_running_attempt_is_not_forgotten(bench: &Bench) {
     assert!(matches!(forget(&bench.claim_of("b", "pay")).await, Settled::Stale { current: None }));
 }
 
-fn note_of(key: &str, at: Timestamp, reason: &str) -> Note {
-    Note {
-        place: NotePlace::new(at, &SystemRng),
+fn note_of(key: &str, at: Timestamp, reason: &str) -> AuditEntry {
+    AuditEntry {
+        place: AuditPosition::new(at, &SystemRng),
         id: id(key),
         attempt: AttemptId::from_bytes([7; 16]),
-        action: Action::Release,
-        ended: Ended::Asked,
+        action: AuditAction::Release,
+        ended: AuditResult::Asked,
         before: "unknown".to_owned(),
         by: "ops".to_owned(),
         reason: reason.to_owned(),
     }
 }
 
-async fn all(bench: &Bench, of: Option<&str>, limit: usize) -> Vec<Note> {
-    let mut notes = Vec::new();
+async fn all(bench: &Bench, of: Option<&str>, limit: usize) -> Vec<AuditEntry> {
+    let mut entries = Vec::new();
     let mut from: Option<Cursor> = None;
     loop {
-        let page = bench.store.notes(of.map(id), from, limit).await.expect("the store answers");
-        assert!(page.notes.len() <= limit);
-        notes.extend(page.notes);
+        let page =
+            bench.store.audit_entries(of.map(id), from, limit).await.expect("the store answers");
+        assert!(page.entries.len() <= limit);
+        entries.extend(page.entries);
         from = page.next;
         if from.is_none() {
-            return notes;
+            return entries;
         }
-        assert!(notes.len() < 1_000, "there is no last page");
+        assert!(entries.len() < 1_000, "there is no last page");
     }
 }
 
@@ -225,29 +226,29 @@ pub(super) async fn notes_are_told_the_newest_first(bench: &Bench) {
     for number in 0..25_u64 {
         let key = if number % 3 == 0 { "a" } else { "b" };
         let at = now.plus(Duration::from_micros(number));
-        let note = note_of(key, at, &format!("because {number} ü"));
-        bench.store.note(note.clone()).await.expect("the store answers");
-        expected.insert(0, note);
+        let entry = note_of(key, at, &format!("because {number} ü"));
+        bench.store.audit(entry.clone()).await.expect("the store answers");
+        expected.insert(0, entry);
     }
     for limit in [1, 5, 25, 26, 100] {
         assert_eq!(all(bench, None, limit).await, expected, "{limit} at a time");
         for key in ["a", "b"] {
             let of_it: Vec<_> =
-                expected.iter().filter(|note| note.id == id(key)).cloned().collect();
+                expected.iter().filter(|entry| entry.id == id(key)).cloned().collect();
             assert_eq!(all(bench, Some(key), limit).await, of_it, "{limit} at a time");
         }
     }
     assert_eq!(all(bench, Some("c"), 10).await, []);
-    let foreign = bench.store.notes(None, Some(Cursor::from_bytes("x")), 5).await;
+    let foreign = bench.store.audit_entries(None, Some(Cursor::from_bytes("x")), 5).await;
     assert_eq!(foreign.expect_err("no place").kind(), StoreErrorKind::Invalid);
 }
 
 pub(super) async fn a_note_is_written_over_by_its_end(bench: &Bench) {
-    let note = note_of("a", bench.clock().now(), "why");
-    bench.store.note(note.clone()).await.expect("the store answers");
-    let ended = Note { ended: Ended::Done, ..note };
+    let entry = note_of("a", bench.clock().now(), "why");
+    bench.store.audit(entry.clone()).await.expect("the store answers");
+    let ended = AuditEntry { ended: AuditResult::Done, ..entry };
     for _ in 0..2 {
-        bench.store.note(ended.clone()).await.expect("the store answers");
+        bench.store.audit(ended.clone()).await.expect("the store answers");
         assert_eq!(all(bench, None, 10).await, std::slice::from_ref(&ended));
         assert_eq!(all(bench, Some("a"), 10).await, std::slice::from_ref(&ended));
     }
@@ -257,16 +258,16 @@ pub(super) async fn notes_outlive_their_records_and_end_in_time(bench: &Bench) {
     let claim = bench.claim_of("a", "pay");
     bench.granted(&claim).await;
     bench.done(&claim, outcome("paid")).await;
-    let note = note_of("a", bench.clock().now(), "why");
-    bench.store.note(note.clone()).await.expect("the store answers");
+    let entry = note_of("a", bench.clock().now(), "why");
+    bench.store.audit(entry.clone()).await.expect("the store answers");
     if bench.can.forgets {
-        bench.done(&claim, Verb::Forget).await;
+        bench.done(&claim, Transition::Forget).await;
     }
     bench.pass_just_over(20).await;
     bench.store.sweep(100).await.expect("the store answers");
-    assert_eq!(all(bench, Some("a"), 10).await, [note]);
+    assert_eq!(all(bench, Some("a"), 10).await, [entry]);
     if bench.can.sweeps {
-        let ticks = NOTES_KEPT.as_micros().div_ceil(bench.can.tick.as_micros());
+        let ticks = AUDIT_KEPT.as_micros().div_ceil(bench.can.tick.as_micros());
         bench.pass(u32::try_from(ticks).expect("few ticks")).await;
         bench.store.sweep(100).await.expect("the store answers");
         assert_eq!(all(bench, Some("a"), 10).await, []);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::Report;
+use super::ConformanceReport;
 use super::outbox_held::{
     a_backlog_that_goes_on_leaves_room_for_others, a_turn_of_one_is_everybodys,
     many_held_back_starve_nobody, one_that_waits_holds_back_those_behind_it,
@@ -48,12 +48,12 @@ macro_rules! cases {
 }
 
 /// Runs all cases, each on its own outbox.
-pub async fn run_outbox<S, F>(fresh: impl Fn() -> F) -> Report
+pub async fn run_outbox<S, F>(fresh: impl Fn() -> F) -> ConformanceReport
 where
     S: OutboxSubject,
     F: Future<Output = S>,
 {
-    let mut report = Report::default();
+    let mut report = ConformanceReport::default();
     for (name, case) in cases![
         nothing_is_nothing,
         messages_come_back_whole_and_in_order,

@@ -13,7 +13,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// The state of a message in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum MessageState {
     /// The message is not tried before this time.
     Waits(Duration),
     Parked,
@@ -22,10 +22,10 @@ enum Fate {
 
 /// A message. Messages are in the order in which they were written.
 #[derive(Debug)]
-struct Written {
+struct ModelMessage {
     id: MessageId,
     order: String,
-    fate: Fate,
+    fate: MessageState,
     tries: u32,
     /// True if an operator had the message tried again: later messages went on without it.
     is_retried: bool,
@@ -35,7 +35,7 @@ struct Model<'a> {
     subject: &'a dyn OutboxSubject,
     dice: u64,
     now: Duration,
-    written: Vec<Written>,
+    written: Vec<ModelMessage>,
     orders: Vec<String>,
     /// The turns that relays hold, and their ends.
     turns: Vec<(Turn, Duration)>,
@@ -94,8 +94,8 @@ impl Model<'_> {
             let at = self.roll(self.orders.len());
             let order = self.orders[at].clone();
             let (id, one) = message(&order, u32::try_from(self.written.len()).unwrap());
-            let fate = Fate::Waits(Duration::ZERO);
-            self.written.push(Written { id, order, fate, tries: 0, is_retried: false });
+            let fate = MessageState::Waits(Duration::ZERO);
+            self.written.push(ModelMessage { id, order, fate, tries: 0, is_retried: false });
             batch.push((id, one));
         }
         self.subject.write(batch).await;
@@ -103,11 +103,11 @@ impl Model<'_> {
 
     /// Returns the messages that may be delivered now: those of a key from its first one, up to one
     /// that has to wait.
-    fn due(&self, order: &str) -> Vec<&Written> {
+    fn due(&self, order: &str) -> Vec<&ModelMessage> {
         let of_key = self.written.iter().filter(|one| one.order == order);
-        let waiting = of_key.filter(|one| matches!(one.fate, Fate::Waits(_)));
+        let waiting = of_key.filter(|one| matches!(one.fate, MessageState::Waits(_)));
         waiting
-            .take_while(|one| matches!(one.fate, Fate::Waits(until) if until <= self.now))
+            .take_while(|one| matches!(one.fate, MessageState::Waits(until) if until <= self.now))
             .collect()
     }
 
@@ -192,9 +192,9 @@ impl Model<'_> {
             let one = self.written.iter_mut().find(|one| one.id == id).unwrap();
             one.tries += u32::from(delivery != Delivery::Delivered);
             one.fate = match delivery {
-                Delivery::Delivered => Fate::Gone,
-                Delivery::Park { .. } => Fate::Parked,
-                Delivery::Again { after, .. } => Fate::Waits(now + after),
+                Delivery::Delivered => MessageState::Gone,
+                Delivery::Park { .. } => MessageState::Parked,
+                Delivery::Again { after, .. } => MessageState::Waits(now + after),
             };
         }
     }
@@ -203,22 +203,23 @@ impl Model<'_> {
     async fn operate(&mut self) {
         let outbox = self.subject.outbox();
         let retries = self.roll(2) == 0;
-        let Some(one) = self.written.iter_mut().find(|one| one.fate == Fate::Parked) else {
+        let Some(one) = self.written.iter_mut().find(|one| one.fate == MessageState::Parked) else {
             return;
         };
         if retries {
             assert!(outbox.retry(one.id).await.unwrap());
-            (one.fate, one.tries, one.is_retried) = (Fate::Waits(Duration::ZERO), 0, true);
+            (one.fate, one.tries, one.is_retried) = (MessageState::Waits(Duration::ZERO), 0, true);
         } else {
             assert!(outbox.discard(one.id).await.unwrap());
-            one.fate = Fate::Gone;
+            one.fate = MessageState::Gone;
         }
     }
 
     async fn count(&self) {
         let counts = self.subject.outbox().counts().await.unwrap();
-        let waiting = self.written.iter().filter(|one| matches!(one.fate, Fate::Waits(_))).count();
-        let parked = self.written.iter().filter(|one| one.fate == Fate::Parked).count();
+        let waiting =
+            self.written.iter().filter(|one| matches!(one.fate, MessageState::Waits(_))).count();
+        let parked = self.written.iter().filter(|one| one.fate == MessageState::Parked).count();
         assert_eq!((counts.waiting, counts.parked), (waiting as u64, parked as u64));
         assert!(waiting > 0 || counts.lag.is_zero(), "{counts:?}");
     }
@@ -230,14 +231,14 @@ impl Model<'_> {
         while let Some(turn) = self.subject.outbox().take(HOLD, 7, BYTES).await.unwrap() {
             for one in &turn.messages {
                 let one = self.written.iter_mut().find(|other| other.id == one.id).unwrap();
-                assert!(matches!(one.fate, Fate::Waits(_)), "again: {one:?}");
-                one.fate = Fate::Gone;
+                assert!(matches!(one.fate, MessageState::Waits(_)), "again: {one:?}");
+                one.fate = MessageState::Gone;
             }
             let all = turn.messages.iter().map(|one| (one.place, Delivery::Delivered)).collect();
             assert!(self.subject.outbox().settle(turn.lane, turn.turn, all).await.unwrap());
         }
         self.count().await;
-        let left = self.written.iter().find(|one| matches!(one.fate, Fate::Waits(_)));
+        let left = self.written.iter().find(|one| matches!(one.fate, MessageState::Waits(_)));
         assert!(left.is_none(), "forgotten: {left:?}");
     }
 }

@@ -34,8 +34,8 @@ pub(super) async fn every_record_is_on_a_page(bench: &Bench) {
         let claim = bench.claim_of(&key, "pay 10");
         bench.granted(&claim).await;
         // Some keys run; the others are in every state.
-        if let Some(verb) = verbs.get(number % (verbs.len() + 1)) {
-            let _done_or_stale = bench.settle(&claim, verb.clone()).await;
+        if let Some(transition) = verbs.get(number % (verbs.len() + 1)) {
+            let _done_or_stale = bench.settle(&claim, transition.clone()).await;
         }
         expected.insert(id(&key));
     }

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 
 use super::bench::{Bench, Got, got, outcome, unknown};
 use onetake_core::record::OnUnknown;
-use onetake_core::store::{Claim, Settled, Settlement, Store, Verb};
+use onetake_core::store::{Claim, Settled, Settlement, Store, Transition};
 
 pub(super) async fn one_of_many_claims_wins(bench: &Bench) {
     for round in 0..bench.can.rounds {
@@ -68,16 +68,16 @@ async fn claim_and_settle(
     let mut settlements = Vec::new();
     for ((key, claim), answer) in batch.into_iter().zip(answers) {
         if let Got::Granted(_) = got(answer.unwrap()) {
-            let verb = match (key + round) % 3 {
+            let transition = match (key + round) % 3 {
                 0 => outcome("x"),
-                1 => Verb::Release,
+                1 => Transition::Release,
                 _ => unknown(),
             };
             let mut counts = counts.lock().unwrap();
             let count = counts.entry(key).or_default();
             count.0 += 1;
-            count.1 += u32::from(verb == Verb::Release);
-            settlements.push(Settlement { id: claim.id, attempt: claim.attempt, verb });
+            count.1 += u32::from(transition == Transition::Release);
+            settlements.push(Settlement { id: claim.id, attempt: claim.attempt, transition });
         }
     }
     for answer in store.settle(settlements).await {

@@ -5,12 +5,12 @@ use std::future::Future;
 
 /// The results of all cases.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct ConformanceReport {
     /// The names of the cases and, for failed ones, their messages.
     pub cases: Vec<(&'static str, Result<(), String>)>,
 }
 
-impl Report {
+impl ConformanceReport {
     /// Returns the names of the failed cases.
     #[must_use]
     pub fn failed(&self) -> Vec<&'static str> {
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ConformanceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} of {} cases failed", self.failed().len(), self.cases.len())?;
         for (name, result) in &self.cases {

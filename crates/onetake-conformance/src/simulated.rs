@@ -15,13 +15,13 @@ use super::Subject;
 use super::buggy::{BuggyStore, StoreBug};
 
 /// Opens a store again on its data.
-type Open = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
+type Reopen = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
 
 /// A store on a simulated clock.
 pub struct Simulated {
     clock: ManualClock,
     store: Arc<dyn Store>,
-    open: Option<Open>,
+    open: Option<Reopen>,
     engine_bug: Option<StoreBug>,
     _kept: Box<dyn Any + Send + Sync>,
 }
@@ -90,7 +90,7 @@ pub struct Shifted {
     clock: ManualClock,
     shift: Shift,
     store: Arc<dyn Store>,
-    open: Option<Open>,
+    open: Option<Reopen>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -162,7 +162,7 @@ impl Subject for Shifted {
     }
 }
 
-fn reopened(open: Option<&Open>) -> BoxFuture<'static, Option<Arc<dyn Store>>> {
+fn reopened(open: Option<&Reopen>) -> BoxFuture<'static, Option<Arc<dyn Store>>> {
     match open {
         Some(open) => open().map(Some).boxed(),
         None => std::future::ready(None).boxed(),

@@ -9,7 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::clock::{Timestamp, micros};
 use crate::fingerprint::Fingerprint;
-use crate::origin::{History, Origin};
+use crate::origin::{AttemptHistory, Origin};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::RecordId;
 
@@ -145,11 +145,11 @@ pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
     };
     let created_at = from.timestamp("created_at")?;
     let (mut origin, mut claimed_at, mut history) =
-        (Origin::default(), created_at, History::default());
+        (Origin::default(), created_at, AttemptHistory::default());
     if version > 1 {
         origin = Origin::from_bytes(&from.slice("origin")?).ok_or(DecodeError("origin"))?;
         claimed_at = from.timestamp("claimed_at")?;
-        history = History::from_text(from.text("history")?);
+        history = AttemptHistory::from_text(from.text("history")?);
     }
     let state = decode_state(&mut from)?;
     from.end()?;
@@ -332,7 +332,7 @@ pub(crate) mod tests {
                 origin: Origin::new(TenantDigest::from_bytes(attempt), "POST /pay"),
                 created_at,
                 claimed_at: created_at,
-                history: History::from_text("1 2 3 released\n".to_owned()),
+                history: AttemptHistory::from_text("1 2 3 released\n".to_owned()),
                 state,
             })
     }
@@ -358,7 +358,7 @@ pub(crate) mod tests {
             origin: Origin::default(),
             created_at: Timestamp::from_micros(5),
             claimed_at: Timestamp::from_micros(5),
-            history: History::default(),
+            history: AttemptHistory::default(),
             state: State::Released { at: Timestamp::from_micros(6) },
         };
         let mut bytes = encode(&record).to_vec();

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
-use crate::origin::{History, PastAttempt};
+use crate::origin::{AttemptHistory, PastAttempt};
 use crate::record::{Cause, Fence, OnUnknown, Record, State, Terms};
-use crate::store::{Claim, Settlement, Verb};
+use crate::store::{Claim, Settlement, Transition};
 
 /// The contact between a node and the store. It limits when that node may take a running record
 /// from its owner.
@@ -153,7 +153,7 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
     // A key that runs again within its life keeps the time it was first claimed, and its attempts.
     let earlier = found.filter(|record| !record.is_expired(now));
     let created_at = earlier.map_or(now, |record| record.created_at);
-    let history = earlier.map_or_else(History::default, |record| past(record, now));
+    let history = earlier.map_or_else(AttemptHistory::default, |record| past(record, now));
     Record {
         id: claim.id,
         attempt: claim.attempt,
@@ -169,7 +169,7 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
 }
 
 /// Returns the history of a record whose latest attempt is followed by another one now.
-fn past(record: &Record, now: Timestamp) -> History {
+fn past(record: &Record, now: Timestamp) -> AttemptHistory {
     let ended_at = match record.state {
         State::Running { .. } => now,
         State::Completed { at, .. }
@@ -206,54 +206,56 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
     if record.attempt != settlement.attempt {
         return SettleEffect::Stale;
     }
-    if settlement.verb == Verb::Forget {
+    if settlement.transition == Transition::Forget {
         return match record.state {
             State::Running { .. } => SettleEffect::Stale,
             _ => SettleEffect::Write(forgotten(record, now)),
         };
     }
     let open = matches!(record.state, State::Running { .. } | State::Unknown { .. });
-    let state = match (&record.state, &settlement.verb) {
-        (State::Running { .. }, Verb::Renew) => {
+    let state = match (&record.state, &settlement.transition) {
+        (State::Running { .. }, Transition::Renew) => {
             return SettleEffect::Write(renewed(record, now));
         }
         // The reaper read the record some time ago: it becomes unknown only if it is still
         // abandoned now (S13).
-        (State::Running { .. }, Verb::Abandon) => {
+        (State::Running { .. }, Transition::ExpireLease) => {
             if !is_abandoned(record, at) {
                 return SettleEffect::Stale;
             }
             record.lost(now, &Cause::LeaseEnded)
         }
-        (State::Running { .. }, Verb::Unknown(cause)) => record.lost(now, cause),
-        (State::Unknown { .. }, Verb::Unknown(_)) => return SettleEffect::Already,
-        (State::Released { .. }, Verb::Unknown(_))
+        (State::Running { .. }, Transition::Unknown(cause)) => record.lost(now, cause),
+        (State::Unknown { .. }, Transition::Unknown(_)) => return SettleEffect::Already,
+        (State::Released { .. }, Transition::Unknown(_))
             if record.terms.on_unknown == OnUnknown::Rollback =>
         {
             return SettleEffect::Already;
         }
         // If several nodes try to reconcile at once, only one of them succeeds.
-        (State::Unknown { at, cause, .. }, Verb::Defer(hold)) => {
+        (State::Unknown { at, cause, .. }, Transition::PostponeReconcile(hold)) => {
             if record.ask_at().is_none_or(|ask_at| ask_at > now) {
                 return SettleEffect::Stale;
             }
             State::Unknown { at: *at, cause: cause.clone(), ask_at: now.plus(*hold) }
         }
-        (_, Verb::Complete(recording)) if open => {
+        (_, Transition::Complete(recording)) if open => {
             State::Completed { at: now, recording: recording.clone() }
         }
-        (_, Verb::Fail(failure)) if open => State::Failed { at: now, failure: failure.clipped() },
-        (_, Verb::Release) if open => State::Released { at: now },
+        (_, Transition::Fail(failure)) if open => {
+            State::Failed { at: now, failure: failure.clipped() }
+        }
+        (_, Transition::Release) if open => State::Released { at: now },
         // A settlement whose first answer was lost is sent again. It succeeds if it has the same
         // content. An operator or a reconciler may have settled this attempt differently in
         // between.
-        (State::Completed { recording, .. }, Verb::Complete(said)) if recording == said => {
+        (State::Completed { recording, .. }, Transition::Complete(said)) if recording == said => {
             return SettleEffect::Already;
         }
-        (State::Failed { failure, .. }, Verb::Fail(said)) if *failure == said.clipped() => {
+        (State::Failed { failure, .. }, Transition::Fail(said)) if *failure == said.clipped() => {
             return SettleEffect::Already;
         }
-        (State::Released { .. }, Verb::Release) => return SettleEffect::Already,
+        (State::Released { .. }, Transition::Release) => return SettleEffect::Already,
         _ => return SettleEffect::Stale,
     };
     SettleEffect::Write(record.with_state(state))
@@ -295,16 +297,16 @@ mod tests {
         any::<u32>().prop_map(|s| Timestamp::from_micros(u64::from(s) * 1_000_000))
     }
 
-    fn any_verb() -> impl Strategy<Value = Verb> {
+    fn any_verb() -> impl Strategy<Value = Transition> {
         prop_oneof![
-            Just(Verb::Renew),
-            Just(Verb::Abandon),
-            Just(Verb::Release),
-            Just(Verb::Unknown(Cause::TimedOut)),
-            Just(Verb::Complete(Recording::new("new"))),
-            Just(Verb::Fail(Failure { code: "c".into(), detail: "d".into() })),
-            Just(Verb::Forget),
-            Just(Verb::Defer(Duration::from_secs(7))),
+            Just(Transition::Renew),
+            Just(Transition::ExpireLease),
+            Just(Transition::Release),
+            Just(Transition::Unknown(Cause::TimedOut)),
+            Just(Transition::Complete(Recording::new("new"))),
+            Just(Transition::Fail(Failure { code: "c".into(), detail: "d".into() })),
+            Just(Transition::Forget),
+            Just(Transition::PostponeReconcile(Duration::from_secs(7))),
         ]
     }
 
@@ -347,18 +349,18 @@ mod tests {
         }
 
         #[test]
-        fn a_stale_attempt_changes_nothing(record in any_record(), verb in any_verb(), now in any_time()) {
-            let stranger = Settlement { id: record.id, attempt: AttemptId::from_bytes([8; 16]), verb };
+        fn a_stale_attempt_changes_nothing(record in any_record(), transition in any_verb(), now in any_time()) {
+            let stranger = Settlement { id: record.id, attempt: AttemptId::from_bytes([8; 16]), transition };
             prop_assume!(record.attempt != stranger.attempt);
             prop_assert_eq!(settle(Some(&record), &stranger, Moment::at(now)), SettleEffect::Stale);
             prop_assert_eq!(settle(None, &stranger, Moment::at(now)), SettleEffect::Stale);
         }
 
         #[test]
-        fn a_final_record_never_changes(record in any_record(), verb in any_verb(), now in any_time()) {
-            let own = Settlement { id: record.id, attempt: record.attempt, verb };
+        fn a_final_record_never_changes(record in any_record(), transition in any_verb(), now in any_time()) {
+            let own = Settlement { id: record.id, attempt: record.attempt, transition };
             let effect = settle(Some(&record), &own, Moment::at(now));
-            if own.verb == Verb::Forget {
+            if own.transition == Transition::Forget {
                 // The record is expired at once, or nothing happens.
                 match effect {
                     SettleEffect::Write(gone) => {
@@ -392,7 +394,7 @@ mod tests {
     #[test]
     fn another_outcome_than_the_recorded_one_is_stale() {
         let now = Timestamp::from_micros(1_000_000_000);
-        let said = |text: &'static str| Verb::Complete(Recording::new(text));
+        let said = |text: &'static str| Transition::Complete(Recording::new(text));
         let record = Record {
             id: crate::RecordId::from_bytes([0; 16]),
             attempt: AttemptId::from_bytes([1; 16]),
@@ -402,10 +404,10 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: now,
             claimed_at: now,
-            history: History::default(),
+            history: AttemptHistory::default(),
             state: State::Completed { at: now, recording: Recording::new("by an operator") },
         };
-        let own = |verb| Settlement { id: record.id, attempt: record.attempt, verb };
+        let own = |transition| Settlement { id: record.id, attempt: record.attempt, transition };
         assert_eq!(
             settle(Some(&record), &own(said("by an operator")), Moment::at(now)),
             SettleEffect::Already
@@ -428,10 +430,14 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: now,
             claimed_at: now,
-            history: History::default(),
+            history: AttemptHistory::default(),
             state: State::Running { lease_until: now.plus(Duration::from_secs(30)) },
         };
-        let abandon = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Abandon };
+        let abandon = Settlement {
+            id: record.id,
+            attempt: record.attempt,
+            transition: Transition::ExpireLease,
+        };
         let just_before = now.plus(Duration::from_secs(60) - Duration::from_micros(1));
         assert_eq!(settle(Some(&record), &abandon, Moment::at(just_before)), SettleEffect::Stale);
         let after = now.plus(Duration::from_secs(60));
@@ -452,7 +458,7 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: THEN,
             claimed_at: THEN,
-            history: History::default(),
+            history: AttemptHistory::default(),
             state,
         }
     }
@@ -466,45 +472,47 @@ mod tests {
         Failure { code: code.into(), detail: "detail".into() }
     }
 
-    /// Returns every verb but [`Verb::Forget`], which has a test of its own.
-    fn every_verb() -> [Verb; 7] {
+    /// Returns every verb but [`Transition::Forget`], which has a test of its own.
+    fn every_verb() -> [Transition; 7] {
         [
-            Verb::Renew,
-            Verb::Abandon,
-            Verb::Release,
-            Verb::Unknown(Cause::TimedOut),
-            Verb::Complete(Recording::new("new")),
-            Verb::Fail(failure("new")),
-            Verb::Defer(Duration::from_secs(7)),
+            Transition::Renew,
+            Transition::ExpireLease,
+            Transition::Release,
+            Transition::Unknown(Cause::TimedOut),
+            Transition::Complete(Recording::new("new")),
+            Transition::Fail(failure("new")),
+            Transition::PostponeReconcile(Duration::from_secs(7)),
         ]
     }
 
     /// Returns the expected effect of the owner's settlement.
-    fn expected(record: &Record, verb: &Verb) -> SettleEffect {
+    fn expected(record: &Record, transition: &Transition) -> SettleEffect {
         let (stale, already) = (SettleEffect::Stale, SettleEffect::Already);
         let write = |state| SettleEffect::Write(record.with_state(state));
         let rolls_back = record.terms.on_unknown == OnUnknown::Rollback;
-        match (record.state.name(), verb) {
-            ("running", Verb::Renew) => {
+        match (record.state.name(), transition) {
+            ("running", Transition::Renew) => {
                 write(State::Running { lease_until: NOW.plus(record.terms.lease) })
             }
-            ("running", Verb::Unknown(_)) if rolls_back => write(State::Released { at: NOW }),
-            ("running", Verb::Unknown(cause)) => {
+            ("running", Transition::Unknown(_)) if rolls_back => write(State::Released { at: NOW }),
+            ("running", Transition::Unknown(cause)) => {
                 write(State::Unknown { at: NOW, cause: cause.clone(), ask_at: NOW })
             }
-            ("unknown", Verb::Unknown(_)) => already,
-            ("unknown", Verb::Defer(hold)) if record.terms.on_unknown == OnUnknown::Reconcile => {
+            ("unknown", Transition::Unknown(_)) => already,
+            ("unknown", Transition::PostponeReconcile(hold))
+                if record.terms.on_unknown == OnUnknown::Reconcile =>
+            {
                 write(State::Unknown { at: THEN, cause: Cause::TimedOut, ask_at: NOW.plus(*hold) })
             }
-            ("running" | "unknown", Verb::Complete(recording)) => {
+            ("running" | "unknown", Transition::Complete(recording)) => {
                 write(State::Completed { at: NOW, recording: recording.clone() })
             }
-            ("running" | "unknown", Verb::Fail(failure)) => {
+            ("running" | "unknown", Transition::Fail(failure)) => {
                 write(State::Failed { at: NOW, failure: failure.clone() })
             }
-            ("running" | "unknown", Verb::Release) => write(State::Released { at: NOW }),
-            ("released", Verb::Release) => already,
-            ("released", Verb::Unknown(_)) if rolls_back => already,
+            ("running" | "unknown", Transition::Release) => write(State::Released { at: NOW }),
+            ("released", Transition::Release) => already,
+            ("released", Transition::Unknown(_)) if rolls_back => already,
             _ => stale,
         }
     }
@@ -522,9 +530,9 @@ mod tests {
             states.iter().flat_map(|state| EVERY_WAY.map(|on_unknown| (state, on_unknown)))
         {
             let record = record(on_unknown, state.clone());
-            for verb in every_verb() {
-                let own = Settlement { id: record.id, attempt: record.attempt, verb };
-                let expected = expected(&record, &own.verb);
+            for transition in every_verb() {
+                let own = Settlement { id: record.id, attempt: record.attempt, transition };
+                let expected = expected(&record, &own.transition);
                 assert_eq!(
                     settle(Some(&record), &own, Moment::at(NOW)),
                     expected,
@@ -539,13 +547,13 @@ mod tests {
         let outcomes = [
             (
                 State::Completed { at: THEN, recording: Recording::new("old") },
-                Verb::Complete(Recording::new("old")),
+                Transition::Complete(Recording::new("old")),
             ),
-            (State::Failed { at: THEN, failure: failure("old") }, Verb::Fail(failure("old"))),
+            (State::Failed { at: THEN, failure: failure("old") }, Transition::Fail(failure("old"))),
         ];
-        for (state, verb) in outcomes {
+        for (state, transition) in outcomes {
             let record = record(OnUnknown::Fail, state);
-            let own = Settlement { id: record.id, attempt: record.attempt, verb };
+            let own = Settlement { id: record.id, attempt: record.attempt, transition };
             assert_eq!(settle(Some(&record), &own, Moment::at(NOW)), SettleEffect::Already);
         }
     }
@@ -556,8 +564,8 @@ mod tests {
         for (ask_at, is_due) in [(NOW, true), (NOW.plus(micro), false)] {
             let state = State::Unknown { at: THEN, cause: Cause::TimedOut, ask_at };
             let record = record(OnUnknown::Reconcile, state);
-            let verb = Verb::Defer(Duration::from_secs(7));
-            let own = Settlement { id: record.id, attempt: record.attempt, verb };
+            let transition = Transition::PostponeReconcile(Duration::from_secs(7));
+            let own = Settlement { id: record.id, attempt: record.attempt, transition };
             let is_taken = settle(Some(&record), &own, Moment::at(NOW)) != SettleEffect::Stale;
             assert_eq!(is_taken, is_due);
         }
@@ -568,7 +576,11 @@ mod tests {
         let completed = State::Completed { at: THEN, recording: Recording::new("old") };
         for now in [NOW, Timestamp::from_micros(7)] {
             let record = record(OnUnknown::Fail, completed.clone());
-            let own = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Forget };
+            let own = Settlement {
+                id: record.id,
+                attempt: record.attempt,
+                transition: Transition::Forget,
+            };
             let gone = Record {
                 terms: Terms { ttl: Duration::ZERO, ..record.terms },
                 created_at: THEN.min(now),
@@ -600,8 +612,8 @@ mod tests {
             ] {
                 let at = Moment { now: NOW, contact };
                 assert_eq!(read(Some(&record), &record.fingerprint, at), reading, "{contact:?}");
-                let verb = Verb::Abandon;
-                let abandon = Settlement { id: record.id, attempt: record.attempt, verb };
+                let transition = Transition::ExpireLease;
+                let abandon = Settlement { id: record.id, attempt: record.attempt, transition };
                 let is_stale = settle(Some(&record), &abandon, at) == SettleEffect::Stale;
                 assert_eq!(is_stale, reading == Reading::InFlight, "{contact:?}");
             }

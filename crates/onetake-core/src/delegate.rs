@@ -36,7 +36,7 @@ macro_rules! delegate_store {
     };
     (@impl AuditLog $decorator:ty, $this:ident, $inner:expr) => {
         impl $crate::store::AuditLog for $decorator {
-            $crate::delegate_store!($this => $inner; note, notes);
+            $crate::delegate_store!($this => $inner; entry, entries);
         }
     };
     (@impl SharedSecrets $decorator:ty, $this:ident, $inner:expr) => {
@@ -92,15 +92,15 @@ macro_rules! delegate_store {
             reference: $crate::scope::Reference
         ) -> Result<Vec<$crate::scope::RecordId>, $crate::store::StoreError>);
     };
-    (@note $this:ident, $inner:expr) => {
-        $crate::delegate_store!(@method $this, $inner, note(
-            note: $crate::note::Note
+    (@entry $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, audit(
+            entry: $crate::audit::AuditEntry
         ) -> Result<(), $crate::store::StoreError>);
     };
-    (@notes $this:ident, $inner:expr) => {
-        $crate::delegate_store!(@method $this, $inner, notes(
+    (@entries $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, audit_entries(
             of: Option<$crate::scope::RecordId>, from: Option<$crate::store::Cursor>, limit: usize
-        ) -> Result<$crate::note::Notes, $crate::store::StoreError>);
+        ) -> Result<$crate::audit::AuditPage, $crate::store::StoreError>);
     };
     (@secret $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, secret(

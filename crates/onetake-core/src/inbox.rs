@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::engine::{
-    Answer, Attempt, Deed, Engine, EngineError, Intervened, Intervention, Operation, Outcome,
-    Settling, Standing, Verdict,
+    Answer, Attempt, Engine, EngineError, ExpectedState, Intervened, Intervention, Operation,
+    OperatorAction, Outcome, Settling, Verdict,
 };
 use crate::fingerprint::Fingerprint;
 use crate::key::{Key, KeyError};
@@ -174,7 +174,7 @@ impl Inbox {
         let (slot, engine) = (Arc::clone(&said), self.engine.clone());
         let max = self.options.attempts_max.clamp(1, ATTEMPTS_MAX);
         let outcome = self.engine.run(operation, move |attempt| async move {
-            let told = |said: Said<E>| {
+            let told = |said: AttemptResult<E>| {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
             };
             let Some(before) = tries_before(&engine, attempt.id).await else {
@@ -182,7 +182,7 @@ impl Inbox {
                 return Verdict::Release;
             };
             let attempts = before.saturating_add(1);
-            told(Said { attempt, attempts, error: None });
+            told(AttemptResult { attempt, attempts, error: None });
             if before >= max {
                 return Verdict::Fail(poisoned(before));
             }
@@ -190,12 +190,12 @@ impl Inbox {
                 // If its completion is in the store, that counts. If not, its effects may be there all the same.
                 Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
-                    told(Said { attempt, attempts: before, error: Some(error) });
+                    told(AttemptResult { attempt, attempts: before, error: Some(error) });
                     not_tried(&engine, attempt, "its work could not begin").await;
                     Verdict::Release
                 }
                 Err(error) => {
-                    told(Said { attempt, attempts, error: Some(error) });
+                    told(AttemptResult { attempt, attempts, error: Some(error) });
                     if attempts < max {
                         Verdict::Release
                     } else {
@@ -222,7 +222,7 @@ impl Inbox {
         let wanted = Intervention {
             id,
             attempt: record.attempt,
-            deed: Deed::Forget { seen: Standing::Failed },
+            action: OperatorAction::Forget { seen: ExpectedState::Failed },
             by: by.to_owned(),
             reason: why.to_owned(),
         };
@@ -277,13 +277,13 @@ where
 }
 
 /// The result of an attempt of this process.
-struct Said<E> {
+struct AttemptResult<E> {
     attempt: Attempt,
     attempts: u32,
     error: Option<E>,
 }
 
-fn received<E>(outcome: &Outcome, said: Option<Said<E>>) -> Received<E> {
+fn received<E>(outcome: &Outcome, said: Option<AttemptResult<E>>) -> Received<E> {
     let ours = said.as_ref().map(|said| said.attempt.attempt);
     let is_ours = |record: &Record| ours == Some(record.attempt);
     let record = match outcome {
@@ -299,7 +299,9 @@ fn received<E>(outcome: &Outcome, said: Option<Said<E>>) -> Received<E> {
             Received::Poisoned { reference: record.id.reference(), failure: failure.clone() }
         }
         State::Released { .. } if matches!(outcome, Outcome::Ran(Settling::Recorded(_))) => {
-            let Some(Said { attempts, error, .. }) = said else { return Received::InProgress };
+            let Some(AttemptResult { attempts, error, .. }) = said else {
+                return Received::InProgress;
+            };
             let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
             let again = AGAIN_MIN.saturating_mul(doubled).min(AGAIN_MAX);
             Received::Failed { again, attempts, error }

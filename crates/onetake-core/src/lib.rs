@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | [`key`], [`scope`], [`fingerprint`] | names of operations, and the comparison of two requests |
 //! | [`record`], [`origin`] | the record that a store keeps, its expiry and its origin |
-//! | [`note`] | the audit log: what operators did to keys |
+//! | [`entry`] | the audit log: what operators did to keys |
 //! | [`decide`] | the state machine, as pure functions that every store applies atomically |
 //! | [`store`] | the contract that every store must keep |
 //! | [`memory`] | the reference store |
@@ -21,6 +21,7 @@
 //! | [`velocity`] | limits on the rate of new operations |
 //! | [`clock`] | the only source of time and randomness |
 
+pub mod audit;
 pub mod clock;
 pub mod codec;
 pub mod decide;
@@ -33,7 +34,6 @@ pub mod inbox;
 pub mod job;
 pub mod key;
 pub mod memory;
-pub mod note;
 pub mod origin;
 pub mod outbox;
 #[doc(hidden)]
@@ -46,9 +46,9 @@ pub mod velocity;
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
-    Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Executed, Found, Inquiry, Journal,
-    Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, RecordWith, Settling, Traffic,
-    Verdict, WhileRunning, Work,
+    Again, Answer, Attempt, Begin, Engine, EngineError, Executed, Inquiry, Journal, Lease, Limits,
+    NotDone, OnRetry, Operation, Outcome, Reconcile, ReconcileAnswer, ReconcileOptions, RecordWith,
+    Settling, Traffic, Verdict, WhileRunning, Work,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use inbox::{Inbox, InboxOptions, Received};
@@ -59,6 +59,8 @@ pub use origin::{Memo, Origin, TenantDigest};
 pub use outbox::{Message, MessageId, Outbox};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
-pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
+pub use store::{
+    Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Transition,
+};
 pub use transaction::{Completion, FinishError, OpenTransaction, TransactionSource};
-pub use velocity::{Decision, Rate, RateError, SharedVelocity};
+pub use velocity::{Rate, RateError, SharedVelocity, VelocityDecision};

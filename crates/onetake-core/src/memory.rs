@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use crate::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decide::{self, ClaimEffect, Moment, SettleEffect};
-use crate::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use crate::record::{AttemptId, Fence, Record, Recording, State};
 use crate::scope::{RecordId, Reference};
 use crate::store::{
@@ -40,15 +40,15 @@ struct Inner {
     /// The highest fence that was ever granted for any record. It replaces the fences of swept
     /// records.
     highest: Fence,
-    secrets: Secrets,
-    notes: BTreeMap<NotePlace, Note>,
+    secrets: SecretMap,
+    entries: BTreeMap<AuditPosition, AuditEntry>,
 }
 
 /// Secrets by name. The `Debug` form shows the names only.
 #[derive(Default)]
-struct Secrets(HashMap<&'static str, [u8; 32]>);
+struct SecretMap(HashMap<&'static str, [u8; 32]>);
 
-impl fmt::Debug for Secrets {
+impl fmt::Debug for SecretMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
@@ -158,7 +158,7 @@ impl Inner {
 
     fn sweep(&mut self, limit: usize, now: Timestamp) -> Swept {
         let mut swept = Swept::default();
-        self.notes.retain(|place, _| place.at().plus(NOTES_KEPT) > now);
+        self.entries.retain(|place, _| place.at().plus(AUDIT_KEPT) > now);
         while swept.removed < limit {
             let Some(entry) = self.expiries.first().copied().filter(|(at, _)| *at <= now) else {
                 return swept;
@@ -250,25 +250,25 @@ impl RecordIndex for MemoryStore {
 }
 
 impl AuditLog for MemoryStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.lock().notes.insert(note.place, note);
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.lock().entries.insert(entry.place, entry);
         std::future::ready(Ok(())).boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        let notes = from.map(|cursor| NotePlace::of(&cursor)).transpose().map(|from| {
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        let entries = from.map(|cursor| AuditPosition::of(&cursor)).transpose().map(|from| {
             let end = from.map_or(Bound::Unbounded, Bound::Excluded);
             let inner = self.lock();
-            let older = inner.notes.range((Bound::Unbounded, end)).rev().map(|(_, note)| note);
-            let of_it = older.filter(|note| of.is_none_or(|id| id == note.id));
-            Notes::in_order(of_it.take(limit).cloned().collect(), limit)
+            let older = inner.entries.range((Bound::Unbounded, end)).rev().map(|(_, entry)| entry);
+            let of_it = older.filter(|entry| of.is_none_or(|id| id == entry.id));
+            AuditPage::in_order(of_it.take(limit).cloned().collect(), limit)
         });
-        std::future::ready(notes).boxed()
+        std::future::ready(entries).boxed()
     }
 }
 

@@ -201,9 +201,9 @@ pub struct PastAttempt {
 /// The earlier attempts of a record, one line each: fence, claimed, ended, state. It is text, so
 /// that stores that decide in their own language can write it too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct History(String);
+pub struct AttemptHistory(String);
 
-impl History {
+impl AttemptHistory {
     /// Creates a history from stored text.
     #[must_use]
     pub const fn from_text(text: String) -> Self {
@@ -288,7 +288,7 @@ mod tests {
             ended_at: Timestamp::from_micros(1_800_000_000_000_001 + number),
             stood: "released",
         };
-        let mut history = History::default();
+        let mut history = AttemptHistory::default();
         for number in 0..100 {
             history = history.with(&past(number));
             assert!(history.as_text().len() <= HISTORY_BYTES_MAX);
@@ -298,6 +298,6 @@ mod tests {
         let kept: Vec<_> = history.attempts().collect();
         assert!(kept.len() >= 15, "{}", kept.len());
         assert!(kept.iter().rev().zip((0..100).rev()).all(|(kept, number)| *kept == past(number)));
-        assert_eq!(History::from_text("odd\n1 2 3 released\n".into()).attempts().count(), 1);
+        assert_eq!(AttemptHistory::from_text("odd\n1 2 3 released\n".into()).attempts().count(), 1);
     }
 }

@@ -232,7 +232,7 @@ impl Message {
 
 /// A message that is not delivered yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Waiting {
+pub struct PendingMessage {
     /// The position among all messages. Messages of one ordering key are delivered in this order.
     pub place: u64,
     /// The id.
@@ -255,7 +255,7 @@ pub struct Turn {
     pub turn: u64,
     /// The messages to deliver, in the order of their positions. A message is left out while an
     /// earlier one of the same ordering key waits for its next try.
-    pub messages: Vec<Waiting>,
+    pub messages: Vec<PendingMessage>,
 }
 
 /// The result of a delivery.
@@ -298,9 +298,9 @@ pub const LOOKS_MAX: usize = 100;
 
 /// A message that is parked or failing, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parked {
+pub struct ParkedMessage {
     /// The message.
-    pub waiting: Waiting,
+    pub waiting: PendingMessage,
     /// The time at which the message was parked. For a failing message: the time of its next try.
     pub at: Timestamp,
     /// The reason, for people.
@@ -335,11 +335,19 @@ pub trait Outbox: Send + Sync + fmt::Debug + 'static {
     fn counts(&self) -> BoxFuture<'_, Result<OutboxCounts, StoreError>>;
 
     /// Returns up to `limit` parked messages after this position, in the order of their positions.
-    fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>>;
+    fn parked(
+        &self,
+        behind: u64,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>>;
 
     /// Returns up to `limit` messages after this position that failed and are tried again at
-    /// [`at`](Parked::at), in the order of their positions.
-    fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>>;
+    /// [`at`](ParkedMessage::at), in the order of their positions.
+    fn failing(
+        &self,
+        behind: u64,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>>;
 
     /// Makes a parked or failing message due now. Returns false if there is no such message.
     fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>>;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::clock::{Rng, Timestamp};
 use crate::fingerprint::Fingerprint;
-use crate::origin::{History, Origin};
+use crate::origin::{AttemptHistory, Origin};
 use crate::scope::RecordId;
 
 /// The minimum time for which a settled record is kept after it was settled, or its ttl if that is
@@ -303,7 +303,7 @@ pub struct Record {
     /// The time of the latest attempt's claim.
     pub claimed_at: Timestamp,
     /// The attempts before the latest.
-    pub history: History,
+    pub history: AttemptHistory,
     /// The state.
     pub state: State,
 }
@@ -396,7 +396,7 @@ mod tests {
             origin: Origin::default(),
             created_at: at(1_000),
             claimed_at: at(1_000),
-            history: History::default(),
+            history: AttemptHistory::default(),
             state,
         }
     }

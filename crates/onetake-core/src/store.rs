@@ -18,8 +18,8 @@
 //! 7. **Secrets are permanent.** All nodes that share a store get the same secret under the same
 //!    name. A secret is durable before it is returned, and never changes afterwards. It is not a
 //!    record: it does not expire, and no method for records returns it.
-//! 8. **Audit entries are kept** for [`NOTES_KEPT`](crate::note::NOTES_KEPT), whatever happens to
-//!    their records. They are durable when `note` returns.
+//! 8. **Audit entries are kept** for [`AUDIT_KEPT`](crate::note::NOTES_KEPT), whatever happens to
+//!    their records. They are durable when `entry` returns.
 //!
 //! `onetake_conformance::run` checks all of this.
 
@@ -31,9 +31,9 @@ use bytes::Bytes;
 #[doc(no_inline)]
 pub use futures_util::future::BoxFuture;
 
+use crate::audit::{AuditEntry, AuditPage};
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
-use crate::note::{Note, Notes};
 use crate::origin::Origin;
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, Terms};
 use crate::scope::{RecordId, Reference};
@@ -78,12 +78,12 @@ pub struct Settlement {
     /// The attempt that must own it.
     pub attempt: AttemptId,
     /// The requested change.
-    pub verb: Verb,
+    pub transition: Transition,
 }
 
 /// The change that a settlement requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verb {
+pub enum Transition {
     /// The attempt still runs: its lease lasts for a whole lease from now.
     Renew,
     /// The attempt has an outcome.
@@ -96,10 +96,10 @@ pub enum Verb {
     Unknown(Cause),
     /// The owner went silent: the attempt becomes unknown if its lease and grace are over when the
     /// store looks.
-    Abandon,
+    ExpireLease,
     /// The attempt is unknown and due for reconciliation: the next reconciliation is due after this
     /// duration. Other nodes do not reconcile the record before then.
-    Defer(Duration),
+    PostponeReconcile(Duration),
     /// An operator removes the record in any state except running. The recording is removed at
     /// once, and the record is expired from then on.
     Forget,
@@ -349,16 +349,16 @@ pub trait RecordIndex {
 /// The audit log.
 pub trait AuditLog {
     /// Writes an entry. It replaces an entry with the same position and record.
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Reads up to `limit` entries of one record or of all records, by an index, the newest first.
-    /// A sweep deletes entries that are older than [`NOTES_KEPT`](crate::note::NOTES_KEPT).
-    fn notes(
+    /// A sweep deletes entries that are older than [`AUDIT_KEPT`](crate::note::NOTES_KEPT).
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>>;
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>>;
 }
 
 /// Secrets that all nodes of a store share.
@@ -436,17 +436,17 @@ impl<S: RecordIndex + ?Sized> RecordIndex for Arc<S> {
 }
 
 impl<S: AuditLog + ?Sized> AuditLog for Arc<S> {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        (**self).note(note)
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        (**self).audit(entry)
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        (**self).notes(of, from, limit)
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        (**self).audit_entries(of, from, limit)
     }
 }
 

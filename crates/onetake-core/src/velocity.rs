@@ -135,7 +135,7 @@ pub enum RateError {
 
 /// The decision about one more operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum VelocityDecision {
     /// The operation may start, and is counted.
     Allowed,
     /// The operation may not start, and is not counted.
@@ -148,7 +148,11 @@ pub enum Decision {
 /// A counter that many nodes share. A node whose call fails decides by a counter of its own.
 pub trait SharedVelocity: Send + Sync + fmt::Debug + 'static {
     /// Counts one more operation of `key`, if `rate` allows it.
-    fn take(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<Decision, StoreError>>;
+    fn take(
+        &self,
+        key: [u8; 32],
+        rate: Rate,
+    ) -> BoxFuture<'_, Result<VelocityDecision, StoreError>>;
 
     /// Takes back an operation that was counted and did not run.
     fn give_back(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<(), StoreError>>;

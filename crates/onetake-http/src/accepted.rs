@@ -25,7 +25,7 @@ use onetake_core::{Engine, RecordId, State, WhileRunning};
 use crate::body::ResponseBody;
 use crate::endpoints::OPERATIONS;
 use crate::identify::Identity;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::policy::InFlight;
 use crate::prefer::{PREFERENCE_APPLIED, Prefer};
 use crate::problem::{IDEMPOTENCY_REFERENCE, insert};
@@ -35,7 +35,7 @@ use crate::tenant::Caller;
 const RETRY_SECONDS: u64 = 1;
 
 /// The wait of one client of an async route, and its 202 answer.
-pub(crate) struct Waiting {
+pub(crate) struct AsyncWait {
     handle: String,
     applied: Option<String>,
     /// End of this client's wait, by the monotonic clock.
@@ -53,12 +53,12 @@ pub(crate) struct Waiting {
 pub(crate) enum Awaited<'a, W: Work> {
     Executed(Executed<W>),
     /// The operation runs longer than the client waits.
-    Accepted(&'a Waiting),
+    Accepted(&'a AsyncWait),
 }
 
-impl Waiting {
+impl AsyncWait {
     /// Computes the wait of a request. Returns `None` if the route does not answer 202.
-    pub(crate) fn of(identity: &Identity, shared: &Shared) -> Option<Self> {
+    pub(crate) fn of(identity: &Identity, shared: &LayerState) -> Option<Self> {
         let Identity { head, parts, operation, .. } = identity;
         let InFlight::Async(wait) = head.policy.in_flight else {
             return None;

@@ -12,17 +12,17 @@ use onetake_core::engine::{EngineError, Executed, Operation, Work};
 use onetake_core::{DerivingSecret, Engine, Record, State};
 
 use crate::BoxError;
-use crate::accepted::{Awaited, Waiting};
+use crate::accepted::{AsyncWait, Awaited};
 use crate::body::{RequestBody, ResponseBody};
 use crate::deadline;
 use crate::fail_open;
 use crate::identify::Identity;
 use crate::issued;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::problem::Problem;
 use crate::problem::from_engine::problem_of_error;
 use crate::respond::{Refusal, Responder};
-use crate::run::{Call, Job};
+use crate::run::{InnerCall, OperationWork};
 use crate::trace::Trace;
 use crate::velocity::{self, Pass};
 
@@ -30,7 +30,7 @@ use crate::velocity::{self, Pass};
 pub(crate) struct Admitted {
     identity: Box<Identity>,
     /// The wait of this client, if the route answers 202.
-    waiting: Option<Box<Waiting>>,
+    waiting: Option<Box<AsyncWait>>,
     pass: Pass,
     /// False if the issued key has expired and the operation has an outcome. The outcome may be
     /// shown, but nothing runs.
@@ -40,12 +40,12 @@ pub(crate) struct Admitted {
 impl Identity {
     /// Checks the conditions of a run: the deadline, the expiry of an issued key, and the limits on
     /// new operations.
-    pub(crate) async fn admit(self: Box<Self>, shared: &Shared) -> Result<Admitted, Refusal> {
+    pub(crate) async fn admit(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
         if self.head.is_over(&**shared.engine.clock()) {
             return Err(self.refused(deadline::over()));
         }
         let may_run = self.may_run(shared).await?;
-        let waiting = Waiting::of(&self, shared).map(Box::new);
+        let waiting = AsyncWait::of(&self, shared).map(Box::new);
         let Self { head, payload, operation, .. } = &*self;
         let pass = velocity::pass(shared, &head.policy, &head.scope, payload, operation).await;
         let pass = pass.map_err(|problem| self.refused(problem))?;
@@ -56,7 +56,7 @@ impl Identity {
     ///
     /// The expiry of an issued key counts only if the key has no record (S15) and none is about to
     /// be written. An attempt of this process is known before its record is written.
-    async fn may_run(&self, shared: &Shared) -> Result<bool, Refusal> {
+    async fn may_run(&self, shared: &LayerState) -> Result<bool, Refusal> {
         let (engine, id) = (&shared.engine, self.operation.id);
         if !self.head.is_expired(&**engine.clock()) {
             return Ok(true);
@@ -83,7 +83,7 @@ impl Admitted {
     /// Runs the operation or finds its earlier outcome, and answers.
     pub(crate) async fn execute<S, Req, Res>(
         self,
-        shared: &Arc<Shared>,
+        shared: &Arc<LayerState>,
         inner: S,
         trace: &Arc<Trace>,
     ) -> Result<Response<ResponseBody<Res>>, S::Error>
@@ -100,18 +100,18 @@ impl Admitted {
         let (engine, policy) = (&shared.engine, Arc::clone(&head.policy));
         let reference = operation.id.reference();
         let respond = Responder { shared, trace, policy: &policy, id: operation.id };
-        let call = Box::new(Call { head, parts, data: payload.into_data(), key });
+        let call = Box::new(InnerCall { head, parts, data: payload.into_data(), key });
         // If the client disconnects before the operation starts, the operation does not run: it
         // watches this value.
         let client = Arc::new(());
-        let mut job = Job::new(inner, call, shared, trace, &client);
+        let mut job = OperationWork::new(inner, call, shared, trace, &client);
         (job.place, job.pass, job.may_run) = (Some(place), pass.clone(), may_run);
         job.kept_from = waiting.as_ref().map(|waiting| waiting.due);
         let asking = pass.asking();
         let awaited = match deriving(shared, &pass).await {
             Err(error) => Awaited::Executed(Executed::Failed(error, Some(job))),
             Ok(secret) => {
-                let Call { head, parts, key, .. } = &*job.call;
+                let InnerCall { head, parts, key, .. } = &*job.call;
                 operation.origin.memo = head.memo(key, secret, &parts.headers);
                 ask(engine, &mut operation, job, waiting.as_deref()).await
             }
@@ -140,11 +140,11 @@ impl Admitted {
 async fn ask<'a, S, Req>(
     engine: &Engine,
     operation: &mut Operation,
-    mut job: Job<S, Req>,
-    waiting: Option<&'a Waiting>,
-) -> Awaited<'a, Job<S, Req>>
+    mut job: OperationWork<S, Req>,
+    waiting: Option<&'a AsyncWait>,
+) -> Awaited<'a, OperationWork<S, Req>>
 where
-    Job<S, Req>: Work,
+    OperationWork<S, Req>: Work,
 {
     let Some(waiting) = waiting else {
         return Awaited::Executed(engine.execute(operation, job).await);
@@ -157,7 +157,10 @@ where
 
 /// Returns the secret for derived keys. It is read before the claim, because every run must be able
 /// to pass a derived key on.
-async fn deriving<'a>(shared: &'a Shared, pass: &Pass) -> Result<&'a DerivingSecret, EngineError> {
+async fn deriving<'a>(
+    shared: &'a LayerState,
+    pass: &Pass,
+) -> Result<&'a DerivingSecret, EngineError> {
     match pass.store_error() {
         Some(error) => Err(error),
         None => shared.deriving().await,

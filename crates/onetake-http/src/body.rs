@@ -168,7 +168,7 @@ impl<B> std::fmt::Debug for ResponseBody<B> {
 }
 
 /// Result of reading a body up to a limit.
-pub(crate) enum Read<B> {
+pub(crate) enum BodyRead<B> {
     /// The whole body.
     Whole { data: Bytes, trailers: Option<HeaderMap> },
     /// The body is larger than `max`. `read` is the part read so far, `rest` is the remaining
@@ -182,7 +182,7 @@ pub(crate) enum Read<B> {
 ///
 /// # Errors
 /// If the body breaks off.
-pub(crate) async fn read<B>(body: B, max: usize) -> Result<Read<B>, B::Error>
+pub(crate) async fn read<B>(body: B, max: usize) -> Result<BodyRead<B>, B::Error>
 where
     B: Body<Data = Bytes>,
 {
@@ -190,20 +190,20 @@ where
     let mut gathered = Gathered::default();
     let mut trailers = None;
     if body.size_hint().lower() > max as u64 {
-        return Ok(Read::TooLarge { read: Bytes::new(), rest: body });
+        return Ok(BodyRead::TooLarge { read: Bytes::new(), rest: body });
     }
     while let Some(frame) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
         match frame?.into_data() {
             Ok(data) => {
                 gathered.add(data);
                 if gathered.length() > max {
-                    return Ok(Read::TooLarge { read: gathered.finish(), rest: body });
+                    return Ok(BodyRead::TooLarge { read: gathered.finish(), rest: body });
                 }
             }
             Err(other) => trailers = other.into_trailers().ok(),
         }
     }
-    Ok(Read::Whole { data: gathered.finish(), trailers })
+    Ok(BodyRead::Whole { data: gathered.finish(), trailers })
 }
 
 /// Collects frames into one piece of bytes. A body of one frame, the usual case, is not copied.

@@ -23,7 +23,7 @@ use crate::policy::{OnStoreDown, Policy};
 use crate::problem::{IDEMPOTENCY_REFERENCE, insert};
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Responder;
-use crate::run::{Call, Job, too_slow};
+use crate::run::{InnerCall, OperationWork, too_slow};
 
 /// Returns true if the route is fail-open and the error means that the store is unavailable.
 pub(crate) fn is_open(policy: &Policy, error: &EngineError) -> bool {
@@ -50,7 +50,7 @@ pub(crate) fn is_chosen(
 
 /// Runs the operation in a task of its own, which outlives its client. No record is kept of it.
 pub(crate) async fn run<S, Req, Res>(
-    job: Job<S, Req>,
+    job: OperationWork<S, Req>,
     respond: &Responder<'_>,
 ) -> Result<Response<ResponseBody<Res>>, S::Error>
 where
@@ -63,12 +63,12 @@ where
 {
     let reference = respond.id.reference();
     respond.trace.keyed("bypassed", reference, None);
-    let Job { mut inner, call, place, shared, .. } = job;
+    let OperationWork { mut inner, call, place, shared, .. } = job;
     let clock = Arc::clone(shared.engine.clock());
     // The client's deadline counts on async routes too: an unrecorded outcome cannot be fetched
     // later.
     let run_max = call.head.within(call.head.policy.upstream_timeout, &*clock);
-    let Call { head, mut parts, data, key } = *call;
+    let InnerCall { head, mut parts, data, key } = *call;
     let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
     let time_left = head.deadline.map(|deadline| deadline.pass_on(&mut parts.headers, &*clock));
     let context = OperationContext::new(key, derived_key).with_time_left(time_left);

@@ -12,10 +12,10 @@ use onetake_core::{Clock, DerivingSecret, Key, Memo, RecordId, Reference, Scope}
 use crate::deadline::{self, Deadline};
 use crate::issued::{self, Use};
 use crate::key::{as_written, key};
-use crate::layer::Shared;
+use crate::layer::LayerState;
+use crate::memo::memo;
 use crate::policy::{InFlight, KeySource, Policy};
 use crate::problem::Problem;
-use crate::remember::memo;
 use crate::respond::Refusal;
 use crate::tenant::{Caller, Tenant};
 use crate::trace::Trace;
@@ -55,7 +55,7 @@ impl Name {
 impl Head {
     /// Reads the head. Returns `None` if the request is not keyed and passes through untouched.
     pub(crate) async fn read(
-        shared: &Shared,
+        shared: &LayerState,
         parts: &Parts,
         trace: &Trace,
     ) -> Result<Option<Box<Self>>, Refusal> {
@@ -99,7 +99,7 @@ impl Head {
     }
 
     /// Checks that the key was issued by this layer's secrets, if the route takes only issued keys.
-    fn verify_issued(&mut self, shared: &Shared, parts: &Parts) -> Result<(), Refusal> {
+    fn verify_issued(&mut self, shared: &LayerState, parts: &Parts) -> Result<(), Refusal> {
         if let (KeySource::Issued, Some(name)) = (&self.policy.key.source, &self.name) {
             let (method, path) = (&parts.method, uri(parts).path());
             let used = Use::of(&self.policy, self.scope.tenant(), method, path);

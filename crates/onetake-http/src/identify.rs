@@ -15,13 +15,13 @@ use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
-use crate::body::{self, Read, RequestBody};
+use crate::body::{self, BodyRead, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
 use crate::head::{Head, Name};
 use crate::key::key_of_body;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::payload::Payload;
 use crate::policy::InFlight;
 use crate::problem::from_engine::overloaded;
@@ -67,7 +67,7 @@ impl Head {
     /// Reads the body, up to the route's limits of size and time.
     pub(crate) async fn receive<Req>(
         self: Box<Self>,
-        shared: &Shared,
+        shared: &LayerState,
         parts: Box<Parts>,
         body: Req,
     ) -> Result<Received, Refusal>
@@ -82,7 +82,7 @@ impl Head {
         Ok(Received { head: self, parts, payload, place })
     }
 
-    async fn read_body<Req>(&self, shared: &Shared, body: Req) -> Result<Bytes, Problem>
+    async fn read_body<Req>(&self, shared: &LayerState, body: Req) -> Result<Bytes, Problem>
     where
         Req: Body<Data = Bytes>,
     {
@@ -97,8 +97,8 @@ impl Head {
             }
         };
         match read {
-            Ok(Read::Whole { data, .. }) => Ok(data),
-            Ok(Read::TooLarge { .. }) => Err(Problem::new(
+            Ok(BodyRead::Whole { data, .. }) => Ok(data),
+            Ok(BodyRead::TooLarge { .. }) => Err(Problem::new(
                 Code::RequestBodyTooLarge,
                 format!(
                     "The body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
@@ -111,7 +111,7 @@ impl Head {
 
 impl Received {
     /// Finds the operation that the request names.
-    pub(crate) fn identify<Req>(mut self, shared: &Shared) -> Result<Identified<Req>, Refusal> {
+    pub(crate) fn identify<Req>(mut self, shared: &LayerState) -> Result<Identified<Req>, Refusal> {
         let name = match self.head.name.take() {
             Some(name) => Some(name),
             None => {
@@ -143,7 +143,7 @@ impl Received {
 }
 
 /// Builds the operation for the engine.
-fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> Operation {
+fn operation(shared: &LayerState, head: &Head, name: &Name, print: Fingerprint) -> Operation {
     let clock = &**shared.engine.clock();
     let policy = &head.policy;
     let (current, earlier) = shared.secrets.seal(print);

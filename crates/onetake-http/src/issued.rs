@@ -152,13 +152,13 @@ pub(crate) fn spent() -> Failure {
 }
 
 /// A request for a key: the method and path that the key is for.
-pub(crate) struct Wanted {
+pub(crate) struct KeyRequest {
     pub(crate) method: Method,
     pub(crate) path: String,
 }
 
 /// Reads the body of a request for a key: `{"method": "POST", "path": "/v1/charges"}`.
-pub(crate) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
+pub(crate) fn wanted(body: &[u8]) -> Result<KeyRequest, Problem> {
     let bad = |what: &str| {
         let detail = format!(
             "{what}. Send {{\"method\": \"POST\", \"path\": \"/v1/charges\"}}: what the key will be used for."
@@ -178,7 +178,7 @@ pub(crate) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     if !path.starts_with('/') || path.contains(['?', '#']) {
         return Err(bad("`path` is no path without a query"));
     }
-    Ok(Wanted { method, path })
+    Ok(KeyRequest { method, path })
 }
 
 /// The 201 response with the key.

@@ -21,7 +21,7 @@ use crate::routes::Routes;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
-use crate::transaction::Misfits;
+use crate::transaction::MisconfiguredRoutes;
 use crate::typed::{Typed, Types};
 use crate::velocity::Counter;
 
@@ -134,11 +134,11 @@ impl Default for HttpLimits {
 /// If two layers around each other identify the same operation, the outer one runs and records it.
 #[derive(Clone)]
 pub struct OnetakeLayer {
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 /// State that all services of one layer share.
-pub(crate) struct Shared {
+pub(crate) struct LayerState {
     pub(crate) engine: Engine,
     pub(crate) policies: Box<dyn Resolve>,
     pub(crate) bodies: Arc<Semaphore>,
@@ -147,14 +147,14 @@ pub(crate) struct Shared {
     pub(crate) velocity: Arc<Counter>,
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
-    pub(crate) misfits: Misfits,
+    pub(crate) misfits: MisconfiguredRoutes,
     /// True if the tenants of all policies are known to fit their handles.
     knows_tenants: bool,
     /// True if the endpoints were taken as a service, to be mounted elsewhere.
     endpoints_taken: AtomicBool,
 }
 
-impl Shared {
+impl LayerState {
     /// Returns true if the layer has a secret for issued keys.
     pub(crate) fn issues_keys(&self) -> bool {
         !self.secrets.issued_keys.is_empty()
@@ -413,7 +413,7 @@ impl LayerBuilder {
         if let Some(place) = place {
             velocity.share(place);
         }
-        let shared = Shared {
+        let shared = LayerState {
             policies,
             bodies: Arc::new(Semaphore::new(limits.bodies_max)),
             handles: secrets.make_handles(&**engine.rng()),
@@ -422,7 +422,7 @@ impl LayerBuilder {
             velocity,
             deriving: OnceLock::new(),
             types,
-            misfits: Misfits::default(),
+            misfits: MisconfiguredRoutes::default(),
             knows_tenants,
             endpoints_taken: AtomicBool::new(false),
         };

@@ -27,13 +27,13 @@ mod issued;
 pub mod json;
 pub mod key;
 mod layer;
+pub mod memo;
 mod payload;
 mod pipeline;
 pub mod policy;
 mod prefer;
 pub mod problem;
 pub mod recording;
-pub mod remember;
 mod respond;
 pub mod routes;
 mod run;
@@ -53,12 +53,12 @@ pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
 pub use layer::{HttpLimits, LayerBuilder, OnetakeLayer, Resolve};
+pub use memo::{MemoField, MemoValues};
 pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, Mistake, OnStoreDown, Policy, PolicyError, Preset,
     PresetValues,
 };
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
-pub use remember::{Known, Remembered};
 pub use routes::{RouteTable, Routes};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};

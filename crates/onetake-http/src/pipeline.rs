@@ -30,14 +30,14 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::head::Head;
 use crate::identify::Identified;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
 use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 use crate::trace::Trace;
 
 /// The next step of a request that is not refused.
-enum Decision<Req> {
+enum NextStep<Req> {
     /// The request has no operation of this layer and goes to the inner service.
     PassOn(Box<Parts>, RequestBody<Req>, Option<OwnedSemaphorePermit>),
     Execute(Admitted),
@@ -47,7 +47,7 @@ enum Decision<Req> {
 /// response of the inner service.
 pub(crate) async fn answer<S, Req, Res>(
     mut inner: S,
-    shared: &Arc<Shared>,
+    shared: &Arc<LayerState>,
     (parts, body): (Box<Parts>, Req),
     trace: &Arc<Trace>,
 ) -> Result<Response<ResponseBody<Res>>, S::Error>
@@ -61,8 +61,8 @@ where
 {
     match decide(shared, parts, body, trace).await {
         Err(refusal) => Ok(refusal.respond(trace)),
-        Ok(Decision::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
-        Ok(Decision::PassOn(parts, body, _place)) => {
+        Ok(NextStep::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
+        Ok(NextStep::PassOn(parts, body, _place)) => {
             trace.became("passed_on");
             let is_inside = is_inside(&parts);
             let mut response = inner.call(Request::from_parts(*parts, body)).await?;
@@ -78,11 +78,11 @@ where
 
 /// Reads the request, identifies its operation, and checks that the operation may run.
 async fn decide<Req>(
-    shared: &Shared,
+    shared: &LayerState,
     mut parts: Box<Parts>,
     body: Req,
     trace: &Trace,
-) -> Result<Decision<Req>, Refusal>
+) -> Result<NextStep<Req>, Refusal>
 where
     Req: Body<Data = Bytes>,
 {
@@ -93,12 +93,12 @@ where
             parts.headers.remove(IDEMPOTENCY_FENCE);
             parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
         }
-        return Ok(Decision::PassOn(parts, RequestBody::untouched(body), None));
+        return Ok(NextStep::PassOn(parts, RequestBody::untouched(body), None));
     };
     let received = head.receive(shared, parts, body).await?;
     match received.identify(shared)? {
-        Identified::PassOn(parts, body, place) => Ok(Decision::PassOn(parts, body, Some(place))),
-        Identified::Operation(identity) => Ok(Decision::Execute(identity.admit(shared).await?)),
+        Identified::PassOn(parts, body, place) => Ok(NextStep::PassOn(parts, body, Some(place))),
+        Identified::Operation(identity) => Ok(NextStep::Execute(identity.admit(shared).await?)),
     }
 }
 

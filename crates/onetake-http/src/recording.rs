@@ -11,7 +11,7 @@ use http_body::Body;
 use onetake_core::codec::{DecodeError, Reader, put_slice};
 use onetake_core::{Recording, Reference};
 
-use crate::body::{Read, ResponseBody, read};
+use crate::body::{BodyRead, ResponseBody, read};
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::typed::Types;
 
@@ -118,7 +118,7 @@ where
     let (parts, body) = response.into_parts();
     let (status, headers) = (parts.status, &parts.headers);
     Ok(match read(body, body_max).await? {
-        Read::Whole { data, trailers } => {
+        BodyRead::Whole { data, trailers } => {
             let data = match status {
                 // Responses with these statuses have no body.
                 StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Bytes::new(),
@@ -126,7 +126,7 @@ where
             };
             record(status, headers, Some(data), trailers.as_ref())
         }
-        Read::TooLarge { .. } => record(status, headers, None, None),
+        BodyRead::TooLarge { .. } => record(status, headers, None, None),
     })
 }
 

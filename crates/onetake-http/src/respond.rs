@@ -8,10 +8,10 @@ use std::sync::Arc;
 use onetake_core::engine::{Answer, RecordWith, Settling};
 use onetake_core::{Record, RecordId, Recording, Reference, State};
 
-use crate::accepted::Waiting;
+use crate::accepted::AsyncWait;
 use crate::body::ResponseBody;
 use crate::head::Name;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::policy::Policy;
 use crate::problem::from_engine::{in_progress, problem_of};
 use crate::problem::{Code, Problem, ProblemFormat};
@@ -20,9 +20,9 @@ use crate::run::Ran;
 use crate::trace::Trace;
 
 /// A problem that ends a request before its operation is run or replayed.
-pub(crate) struct Refusal(Box<Refused>);
+pub(crate) struct Refusal(Box<RefusedRequest>);
 
-struct Refused {
+struct RefusedRequest {
     problem: Problem,
     reference: Option<Reference>,
     answers: ProblemFormat,
@@ -31,7 +31,11 @@ struct Refused {
 impl Refusal {
     /// Creates a refusal in the problem format of a route.
     pub(crate) fn new(policy: &Policy, problem: Problem) -> Self {
-        Self(Box::new(Refused { problem, reference: None, answers: policy.problem_format() }))
+        Self(Box::new(RefusedRequest {
+            problem,
+            reference: None,
+            answers: policy.problem_format(),
+        }))
     }
 
     /// Adds the reference of an operation.
@@ -47,7 +51,7 @@ impl Refusal {
     }
 
     pub(crate) fn respond<Res>(self, trace: &Trace) -> Response<ResponseBody<Res>> {
-        let Refused { problem, reference, answers } = *self.0;
+        let RefusedRequest { problem, reference, answers } = *self.0;
         trace.told(problem.code(), reference);
         answers.tell(problem, reference).map(whole)
     }
@@ -60,7 +64,7 @@ fn whole<Res>(body: Bytes) -> ResponseBody<Res> {
 /// Builder of the responses to a request with an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct Responder<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a LayerState,
     pub(crate) trace: &'a Trace,
     pub(crate) policy: &'a Policy,
     pub(crate) id: RecordId,
@@ -74,7 +78,7 @@ impl Responder<'_> {
     }
 
     /// Answers 202: the operation runs, and the client fetches its outcome later.
-    pub(crate) fn accepted<Res>(&self, waiting: &Waiting) -> Response<ResponseBody<Res>> {
+    pub(crate) fn accepted<Res>(&self, waiting: &AsyncWait) -> Response<ResponseBody<Res>> {
         self.trace.keyed("accepted", self.id.reference(), None);
         waiting.accepted(self.id)
     }

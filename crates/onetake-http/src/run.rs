@@ -25,12 +25,12 @@ use onetake_core::transaction::unfinished;
 use onetake_core::{AttemptId, Cause, Clock, Key, Lease, Recording};
 
 use crate::BoxError;
-use crate::body::{self, Read, RequestBody, ResponseBody};
+use crate::body::{self, BodyRead, RequestBody, ResponseBody};
 use crate::context::{AttemptReport, OperationContext};
 use crate::deadline;
 use crate::head::Head;
 use crate::issued;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::policy::Policy;
 use crate::problem::from_engine::in_progress;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert, misconfigured};
@@ -43,7 +43,7 @@ use crate::typed::Kept;
 use crate::velocity::Pass;
 
 /// The request of an operation, ready for the inner service.
-pub(crate) struct Call {
+pub(crate) struct InnerCall {
     pub(crate) head: Box<Head>,
     pub(crate) parts: Box<request::Parts>,
     pub(crate) data: Bytes,
@@ -51,9 +51,9 @@ pub(crate) struct Call {
 }
 
 /// The work of an operation: one call of the inner service.
-pub(crate) struct Job<S, Req> {
+pub(crate) struct OperationWork<S, Req> {
     pub(crate) inner: S,
-    pub(crate) call: Box<Call>,
+    pub(crate) call: Box<InnerCall>,
     /// The permit for the memory of request and response. It is held until the outcome is settled
     /// (S19).
     pub(crate) place: Option<OwnedSemaphorePermit>,
@@ -64,7 +64,7 @@ pub(crate) struct Job<S, Req> {
     /// The time on the engine's monotonic clock from which the response is recorded even if its
     /// status says release. A client may have got a 202 by then.
     pub(crate) kept_from: Option<Duration>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LayerState>,
     pub(crate) trace: Arc<Trace>,
     /// Alive while the client waits.
     client: Weak<()>,
@@ -90,11 +90,11 @@ pub(crate) enum Ran<Res, E> {
 
 type Concluded<Res, E> = (Verdict, Ran<Res, E>);
 
-impl<S, Req> Job<S, Req> {
+impl<S, Req> OperationWork<S, Req> {
     pub(crate) fn new(
         inner: S,
-        call: Box<Call>,
-        shared: &Arc<Shared>,
+        call: Box<InnerCall>,
+        shared: &Arc<LayerState>,
         trace: &Arc<Trace>,
         client: &Arc<()>,
     ) -> Self {
@@ -137,7 +137,7 @@ impl<S, Req> Job<S, Req> {
     }
 }
 
-impl<S, Req, Res> Work for Job<S, Req>
+impl<S, Req, Res> Work for OperationWork<S, Req>
 where
     S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
     S::Future: Send + 'static,
@@ -155,7 +155,7 @@ where
     }
 }
 
-impl<S, Req> Job<S, Req> {
+impl<S, Req> OperationWork<S, Req> {
     async fn attempt<Res>(self, lease: &Lease) -> Concluded<Res, S::Error>
     where
         S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
@@ -206,7 +206,7 @@ impl<S, Req> Job<S, Req> {
     }
 }
 
-impl Call {
+impl InnerCall {
     /// Returns the name of a transactional route, or `None` for other routes. The name is the
     /// policy's label, followed by the path pattern that the axum router matched, if there is one.
     fn transactional_route(&self) -> Option<String> {
@@ -224,7 +224,7 @@ impl Call {
     /// Returns the request for the inner service.
     fn into_request<Req>(
         self,
-        shared: &Arc<Shared>,
+        shared: &Arc<LayerState>,
         lease: &Lease,
         progress: Option<Arc<Progress>>,
     ) -> Request<RequestBody<Req>> {
@@ -259,11 +259,11 @@ impl Call {
 /// An attempt that got a response from the service.
 struct Answered<'a> {
     lease: &'a Lease,
-    shared: &'a Shared,
+    shared: &'a LayerState,
     policy: &'a Policy,
     /// The time on the engine's monotonic clock until which the attempt may run.
     until: Duration,
-    /// See [`Job::kept_from`].
+    /// See [`OperationWork::kept_from`].
     kept_from: Option<Duration>,
     /// The evidence of the attempt's transaction, or `None` if the route is not transactional.
     transaction: Option<Evidence>,
@@ -280,7 +280,8 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let mut report = AttemptReport::take(&mut response);
-        let Fate { mut disposition, cause, word } = fate(&mut response, &mut report, self.policy);
+        let ResponseResult { mut disposition, cause, word } =
+            fate(&mut response, &mut report, self.policy);
         let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
         if report.finished == Some(attempt) {
@@ -393,7 +394,7 @@ impl Answered<'_> {
 }
 
 /// The disposition of an attempt by its response, with its reasons.
-struct Fate {
+struct ResponseResult {
     disposition: Disposition,
     /// The cause, if the disposition is unknown.
     cause: Cause,
@@ -404,7 +405,11 @@ struct Fate {
 /// Returns the disposition of the attempt, and its cause if that is unknown. The header
 /// `Onetake-Outcome` counts first. Second is the report of a service that knows more than its
 /// status says. Last are the route's status rules.
-fn fate<Res>(response: &mut Response<Res>, report: &mut AttemptReport, policy: &Policy) -> Fate {
+fn fate<Res>(
+    response: &mut Response<Res>,
+    report: &mut AttemptReport,
+    policy: &Policy,
+) -> ResponseResult {
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
     let header = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
     let (disposition, cause) = match (header, report.disposition) {
@@ -418,7 +423,7 @@ fn fate<Res>(response: &mut Response<Res>, report: &mut AttemptReport, policy: &
             (policy.outcomes.classify(status), Cause::Status(status.as_u16()))
         }
     };
-    Fate { disposition, cause, word: header.or(report.disposition) }
+    ResponseResult { disposition, cause, word: header.or(report.disposition) }
 }
 
 /// Returns the verdict on an attempt that ended without a complete response.
@@ -431,13 +436,16 @@ fn without_answer(transaction: Option<Evidence>, cause: Cause) -> Verdict {
 
 /// Reads a response's body, up to `max` bytes. With `None` it reads nothing, because the body is a
 /// stream without an end.
-pub(crate) async fn read_response<Res>(body: Res, max: Option<usize>) -> Result<Read<Res>, BoxError>
+pub(crate) async fn read_response<Res>(
+    body: Res,
+    max: Option<usize>,
+) -> Result<BodyRead<Res>, BoxError>
 where
     Res: Body<Data = Bytes>,
     Res::Error: Into<BoxError>,
 {
     match max {
-        None => Ok(Read::TooLarge { read: Bytes::new(), rest: Box::pin(body) }),
+        None => Ok(BodyRead::TooLarge { read: Bytes::new(), rest: Box::pin(body) }),
         Some(max) => body::read(body, max).await.map_err(Into::into),
     }
 }
@@ -445,12 +453,12 @@ where
 /// Returns the recording of a response, and the body to send.
 pub(crate) fn recording_of<Res>(
     parts: &Parts,
-    read: Read<Res>,
+    read: BodyRead<Res>,
     value: Option<Kept>,
 ) -> (Recording, ResponseBody<Res>) {
     let (status, headers) = (parts.status, &parts.headers);
     match read {
-        Read::Whole { data, trailers } => {
+        BodyRead::Whole { data, trailers } => {
             let value = value.filter(|_| trailers.is_none());
             let value = value.and_then(|value| value.told_by(&data, true));
             let recording = value
@@ -459,7 +467,7 @@ pub(crate) fn recording_of<Res>(
         }
         // The outcome is recorded without its body, so it cannot be replayed. The recording is
         // durable before a byte of the response is sent.
-        Read::TooLarge { read, rest } => {
+        BodyRead::TooLarge { read, rest } => {
             let value = value.and_then(|value| value.told_by(&read, false));
             let recording = value.unwrap_or_else(|| record(status, headers, None, None));
             (recording, ResponseBody::rest(read, rest))

@@ -14,7 +14,7 @@ use tracing::Instrument;
 use crate::BoxError;
 use crate::body::{RequestBody, ResponseBody};
 use crate::endpoints::Endpoint;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::pipeline;
 use crate::trace::Trace;
 
@@ -28,11 +28,11 @@ pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempot
 #[derive(Clone)]
 pub struct Onetake<S> {
     inner: S,
-    shared: Arc<Shared>,
+    shared: Arc<LayerState>,
 }
 
 impl<S> Onetake<S> {
-    pub(crate) fn new(inner: S, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(inner: S, shared: Arc<LayerState>) -> Self {
         Self { inner, shared }
     }
 }

@@ -9,13 +9,13 @@ const LAG: &str = "onetake_outbox_lag_seconds";
 
 /// Counters of deliveries.
 #[derive(Debug)]
-pub(crate) struct Counters {
+pub(crate) struct DeliveryCounters {
     pub(crate) delivered: Counter,
     pub(crate) parked: Counter,
     pub(crate) failed: Counter,
 }
 
-impl Counters {
+impl DeliveryCounters {
     /// Creates the counters with the value zero, so that they exist from the start.
     pub(crate) fn new() -> Self {
         let made = |name, what| {

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join_all, join3};
-use onetake_core::outbox::{Delivery, Outbox, Turn, Waiting};
+use onetake_core::outbox::{Delivery, Outbox, PendingMessage, Turn};
 use onetake_core::{Clock, Rng, SystemClock, SystemRng};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
-use crate::counters::{self, Counters};
+use crate::counters::{self, DeliveryCounters};
 use crate::options::RelayOptions;
 use crate::sink::{Sink, SinkError, SinkErrorKind};
 
@@ -64,12 +64,12 @@ pub struct Relay {
     fruitless: AtomicU32,
     /// True if the receiver has ever accepted a message from this relay.
     has_delivered: AtomicBool,
-    counters: Counters,
+    counters: DeliveryCounters,
 }
 
 /// The results of a turn, as numbers of messages.
 #[derive(Default)]
-struct Tally {
+struct TurnTally {
     delivered: u64,
     parked: u64,
     failed: u64,
@@ -106,7 +106,7 @@ impl Relay {
             given_back: Notify::new(),
             fruitless: AtomicU32::new(0),
             has_delivered: AtomicBool::new(false),
-            counters: Counters::new(),
+            counters: DeliveryCounters::new(),
         }
     }
 
@@ -196,7 +196,7 @@ impl Relay {
     }
 
     /// Returns true if the turn had about as many messages as it may have.
-    fn is_full(&self, messages: &[Waiting]) -> bool {
+    fn is_full(&self, messages: &[PendingMessage]) -> bool {
         let bytes: usize = messages.iter().map(|one| one.message.payload.len()).sum();
         messages.len() >= self.options.batch_items || bytes >= self.options.batch_bytes / 2
     }
@@ -204,11 +204,11 @@ impl Relay {
     /// Converts the sink's answers to deliveries, and counts them.
     fn judge(
         &self,
-        messages: &[Waiting],
+        messages: &[PendingMessage],
         answers: Vec<Result<(), SinkError>>,
-    ) -> (Vec<(u64, Delivery)>, Tally) {
+    ) -> (Vec<(u64, Delivery)>, TurnTally) {
         let delivered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
-        let mut tally = Tally { delivered, ..Tally::default() };
+        let mut tally = TurnTally { delivered, ..TurnTally::default() };
         // If the receiver is unreachable, a message is not parked for having failed often. A
         // receiver that has not accepted anything from this relay yet may have been unreachable
         // since before the start.
@@ -251,7 +251,7 @@ impl Relay {
         (deliveries, tally)
     }
 
-    fn failed(&self, waiting: &Waiting, failure: SinkError, works: bool) -> Delivery {
+    fn failed(&self, waiting: &PendingMessage, failure: SinkError, works: bool) -> Delivery {
         let mut error = failure.message;
         error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
         let failures = waiting.tries.saturating_add(1);

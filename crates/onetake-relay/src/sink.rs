@@ -9,7 +9,7 @@ use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use onetake_core::Clock;
-use onetake_core::outbox::Waiting;
+use onetake_core::outbox::PendingMessage;
 
 /// A destination for messages.
 ///
@@ -30,7 +30,7 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     /// given time, because afterwards another relay may deliver the same messages.
     fn deliver<'a>(
         &'a self,
-        batch: &'a [Waiting],
+        batch: &'a [PendingMessage],
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>>;
 }
@@ -91,11 +91,11 @@ impl SinkError {
 /// left for another turn if the receiver would have less than its `patience` and less than half of
 /// `within`: otherwise it could be cut off, which is not the message's fault.
 pub async fn in_order<'a, F>(
-    batch: &'a [Waiting],
+    batch: &'a [PendingMessage],
     at_once: usize,
     clock: &dyn Clock,
     (within, patience): (Duration, Duration),
-    send: impl Fn(&'a Waiting) -> F,
+    send: impl Fn(&'a PendingMessage) -> F,
 ) -> Vec<Result<(), SinkError>>
 where
     F: Future<Output = Result<(), SinkError>>,
@@ -103,7 +103,7 @@ where
     let end = clock.monotonic().saturating_add(within);
     let begin_until = end.saturating_sub(patience.min(within / 2));
     let mut places: HashMap<&str, usize> = HashMap::new();
-    let mut keys: Vec<Vec<(usize, &Waiting)>> = Vec::new();
+    let mut keys: Vec<Vec<(usize, &PendingMessage)>> = Vec::new();
     for (at, waiting) in batch.iter().enumerate() {
         let place = *places.entry(&waiting.message.order).or_insert(keys.len());
         match keys.get_mut(place) {
@@ -126,10 +126,10 @@ where
 
 /// Sends the messages of one key, until one fails or the time is over.
 async fn one_key<'a, F>(
-    of_key: Vec<(usize, &'a Waiting)>,
+    of_key: Vec<(usize, &'a PendingMessage)>,
     clock: &dyn Clock,
     (begin_until, end): (Duration, Duration),
-    send: &impl Fn(&'a Waiting) -> F,
+    send: &impl Fn(&'a PendingMessage) -> F,
 ) -> Vec<(usize, Result<(), SinkError>)>
 where
     F: Future<Output = Result<(), SinkError>>,
@@ -161,8 +161,8 @@ mod tests {
 
     use super::*;
 
-    fn waiting(order: &str) -> Waiting {
-        Waiting {
+    fn waiting(order: &str) -> PendingMessage {
+        PendingMessage {
             place: 0,
             id: MessageId::from_bytes([0; MessageId::BYTES]),
             message: Message::new("t", order, "p"),

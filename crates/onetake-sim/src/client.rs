@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A response.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct ClientResponse {
     /// The status.
     pub status: StatusCode,
     /// The headers.
@@ -25,7 +25,7 @@ pub struct Answer {
     pub body: Bytes,
 }
 
-impl Answer {
+impl ClientResponse {
     /// Returns the status as a number.
     #[must_use]
     pub fn status(&self) -> u16 {
@@ -162,7 +162,7 @@ impl Call {
     ///
     /// # Errors
     /// If there is no response.
-    pub async fn send(self) -> Result<Answer, ClientError> {
+    pub async fn send(self) -> Result<ClientResponse, ClientError> {
         // No request waits for ever, not even on a lost connection that the pool did not notice.
         tokio::select! {
             biased;
@@ -171,7 +171,7 @@ impl Call {
         }
     }
 
-    async fn sent(self) -> Result<Answer, ClientError> {
+    async fn sent(self) -> Result<ClientResponse, ClientError> {
         let uri = format!("http://{}{}", self.client.address, self.path);
         let mut request = Request::builder().method(self.method.as_str()).uri(uri);
         for (name, value) in &self.headers {
@@ -180,6 +180,6 @@ impl Call {
         let request = request.body(Full::new(self.body))?;
         let (parts, body) = self.client.pooled.request(request).await?.into_parts();
         let body = body.collect().await?.to_bytes();
-        Ok(Answer { status: parts.status, headers: parts.headers, body })
+        Ok(ClientResponse { status: parts.status, headers: parts.headers, body })
     }
 }

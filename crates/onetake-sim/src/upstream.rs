@@ -34,12 +34,12 @@ const RUNS_WITHIN: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Upstream {
     address: SocketAddr,
-    state: Arc<State>,
+    state: Arc<UpstreamState>,
     _stop: Arc<watch::Sender<()>>,
 }
 
 #[derive(Debug)]
-struct State {
+struct UpstreamState {
     runs: Mutex<HashMap<String, usize>>,
     /// The cases whose gate is open.
     open: watch::Sender<HashSet<String>>,
@@ -64,7 +64,7 @@ impl Upstream {
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(());
         let open = watch::Sender::default();
-        let state = Arc::new(State { runs: Mutex::default(), open, idle });
+        let state = Arc::new(UpstreamState { runs: Mutex::default(), open, idle });
         tokio::spawn(accept(listener, Arc::clone(&state), stopped));
         Ok(Self { address, state, _stop: Arc::new(stop) })
     }
@@ -96,9 +96,9 @@ impl Upstream {
 
     /// Waits until an operation ran `count` times. Panics if that takes longer than a minute.
     pub async fn ran(&self, case: &str, count: usize) {
-        let give_up = SystemClock.monotonic() + RUNS_WITHIN;
+        let abort = SystemClock.monotonic() + RUNS_WITHIN;
         while self.runs(case) < count {
-            assert!(SystemClock.monotonic() < give_up, "`{case}` does not run");
+            assert!(SystemClock.monotonic() < abort, "`{case}` does not run");
             SystemClock.sleep(Duration::from_millis(2)).await;
         }
     }
@@ -111,7 +111,11 @@ impl Upstream {
     }
 }
 
-async fn accept(listener: TcpListener, state: Arc<State>, mut stopped: watch::Receiver<()>) {
+async fn accept(
+    listener: TcpListener,
+    state: Arc<UpstreamState>,
+    mut stopped: watch::Receiver<()>,
+) {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -129,7 +133,7 @@ async fn accept(listener: TcpListener, state: Arc<State>, mut stopped: watch::Re
     }
 }
 
-async fn serve(stream: TcpStream, state: Arc<State>) {
+async fn serve(stream: TcpStream, state: Arc<UpstreamState>) {
     let _best_effort = stream.set_nodelay(true);
     let idle = state.idle;
     let service = service_fn(move |request| act(request, Arc::clone(&state)));
@@ -146,7 +150,10 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
 #[error("closed on purpose")]
 struct Closed;
 
-async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<Body>, Closed> {
+async fn act(
+    request: Request<Incoming>,
+    state: Arc<UpstreamState>,
+) -> Result<Response<Body>, Closed> {
     let path = request.uri().path().to_owned();
     let word = path.rsplit('/').next().unwrap_or_default().to_owned();
     let number = |name: &str| number(request.uri().query(), name);

@@ -95,7 +95,7 @@ pub mod engine {
         AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
     };
     pub use onetake_core::scope::{RecordId, Reference, Scope};
-    pub use onetake_core::velocity::{Decision, Rate, RateError, SharedVelocity};
+    pub use onetake_core::velocity::{Rate, RateError, SharedVelocity, VelocityDecision};
 }
 
 /// The stores, each with its feature, and the journal for outcomes that a store did not accept.

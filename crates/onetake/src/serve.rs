@@ -121,7 +121,7 @@ pub async fn serve(
     let (is_quiet, left) = match stopped {
         Ok(stopped) => stopped,
         Err(error) => {
-            engine.give_up().await;
+            engine.abort().await;
             flush(clock.sleep(FLUSH_PATIENCE), serving).await;
             return Err(ServeError::Store(error));
         }

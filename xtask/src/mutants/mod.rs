@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use argued::Argued;
-use scope::{Kind, SCOPES, Scope};
+use scope::{MutantKind, SCOPES, Scope};
 use table::Score;
 
 /// The usage message.
@@ -121,11 +121,11 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
 fn list(options: &Options) -> Result<(), String> {
     for scope in &options.scopes {
         let names: Vec<String> = match &scope.kind {
-            Kind::Rust { files, except, .. } => {
+            MutantKind::Rust { files, except, .. } => {
                 let program = rust::install(&options.tools)?;
                 rust::list(&program, &options.root, files, except)?.into_values().collect()
             }
-            Kind::Text { languages } => text::list(languages, &options.root)?,
+            MutantKind::Text { languages } => text::list(languages, &options.root)?,
         };
         println!("{}", names.join("\n"));
     }
@@ -138,10 +138,10 @@ fn long(options: &Options) -> Result<Vec<Score>, String> {
     let mut scores = Vec::new();
     for scope in &options.scopes {
         let score = match &scope.kind {
-            Kind::Rust { files, except, stages } => {
+            MutantKind::Rust { files, except, stages } => {
                 rust::run(scope, (files, except, stages), options, &argued)
             }
-            Kind::Text { languages } => {
+            MutantKind::Text { languages } => {
                 text::run(scope, languages, options, &argued, text::Which::All)
             }
         };
@@ -158,15 +158,15 @@ fn short(options: &Options) -> Result<Vec<Score>, String> {
     let mut scores = Vec::new();
     for scope in &options.scopes {
         match (&scope.kind, rust::installed(&options.tools)) {
-            (Kind::Rust { files, except, .. }, Some(program)) => {
+            (MutantKind::Rust { files, except, .. }, Some(program)) => {
                 let listed = rust::list(&program, &options.root, files, except)?;
                 let stale = rust::stale(&listed, &argued);
                 if !stale.is_empty() {
                     scores.push(Score { scope: scope.name, stale, ..Score::default() });
                 }
             }
-            (Kind::Rust { .. }, None) => {}
-            (Kind::Text { languages }, _) => {
+            (MutantKind::Rust { .. }, None) => {}
+            (MutantKind::Text { languages }, _) => {
                 scores.push(text::run(scope, languages, options, &argued, text::Which::Sample)?);
             }
         }

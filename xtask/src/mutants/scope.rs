@@ -10,12 +10,12 @@ pub(crate) struct Scope {
     /// True if a survivor without an argument fails the run.
     pub(crate) is_strict: bool,
     /// The way in which its mutants are created and tested.
-    pub(crate) kind: Kind,
+    pub(crate) kind: MutantKind,
 }
 
 /// A way of creating and testing mutants.
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum MutantKind {
     /// Rust, by cargo-mutants.
     Rust {
         /// The files, as globs from the root.
@@ -74,7 +74,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "decide",
         is_strict: true,
-        kind: Kind::Rust {
+        kind: MutantKind::Rust {
             files: &["crates/onetake-core/src/decide.rs"],
             except: &[],
             stages: &[CORE, SIMULATION],
@@ -83,7 +83,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "journal",
         is_strict: true,
-        kind: Kind::Rust {
+        kind: MutantKind::Rust {
             files: &[
                 "crates/onetake-core/src/engine/journal.rs",
                 "crates/onetake-stores/src/journal/*.rs",
@@ -102,7 +102,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "engine",
         is_strict: true,
-        kind: Kind::Rust {
+        kind: MutantKind::Rust {
             files: &["crates/onetake-core/src/engine/*.rs"],
             except: &["crates/onetake-core/src/engine/journal.rs"],
             stages: &[CORE, SIMULATION, HTTP],
@@ -111,7 +111,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "jobs",
         is_strict: false,
-        kind: Kind::Rust {
+        kind: MutantKind::Rust {
             files: &["crates/onetake-core/src/job.rs", "crates/onetake-core/src/inbox.rs"],
             except: &[],
             stages: &[CORE],
@@ -120,7 +120,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "http",
         is_strict: false,
-        kind: Kind::Rust {
+        kind: MutantKind::Rust {
             files: &["crates/onetake-http/src/**/*.rs"],
             except: &[],
             stages: &[HTTP],
@@ -129,7 +129,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "stores",
         is_strict: false,
-        kind: Kind::Rust {
+        kind: MutantKind::Rust {
             files: &["crates/onetake-stores/src/**/*.rs"],
             except: &["crates/onetake-stores/src/journal/*.rs"],
             stages: &[
@@ -141,7 +141,7 @@ pub(crate) const SCOPES: &[Scope] = &[
     Scope {
         name: "sql",
         is_strict: false,
-        kind: Kind::Text { languages: &[Language::Sqlite, Language::Postgres] },
+        kind: MutantKind::Text { languages: &[Language::Sqlite, Language::Postgres] },
     },
-    Scope { name: "lua", is_strict: false, kind: Kind::Text { languages: &[Language::Lua] } },
+    Scope { name: "lua", is_strict: false, kind: MutantKind::Text { languages: &[Language::Lua] } },
 ];

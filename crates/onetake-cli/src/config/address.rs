@@ -9,11 +9,11 @@ use onetake_stores::{ServerUrl, StoreUrl, UrlError};
 use rustls::pki_types::ServerName;
 use url::Url;
 
-use super::error::Fault;
+use super::error::ValueError;
 use super::table::nearest;
 
 /// Reads the address of a listener.
-pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, Fault> {
+pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, ValueError> {
     text.parse().map_err(|_| {
         let fix = match text.rsplit_once(':') {
             Some(("" | "*", port)) if port.parse::<u16>().is_ok() => {
@@ -24,20 +24,20 @@ pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, Fault> {
             }
             _ => "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"".into(),
         };
-        Fault::new("not an IP address and a port", fix)
+        ValueError::new("not an IP address and a port", fix)
     })
 }
 
 /// Reads a network such as `10.0.0.0/8`, or a single address. IPv4-mapped IPv6
 /// (`::ffff:10.0.0.0/104`) becomes IPv4, like the addresses of clients before they are compared.
-pub(super) fn parse_network(text: &str) -> Result<IpNet, Fault> {
+pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
     let fix = "write an address or a block, such as \"10.0.0.0/8\", \"192.0.2.7\" or \"::1\"";
     let parsed = match text.contains('/') {
         true => text.parse::<IpNet>().ok(),
         false => text.parse::<IpAddr>().ok().map(IpNet::from),
     };
     let Some(written) = parsed else {
-        return Err(Fault::new("not an IP address, or not a number of bits that it has", fix));
+        return Err(ValueError::new("not an IP address, or not a number of bits that it has", fix));
     };
     let mapped = match (written.addr().to_canonical(), written.prefix_len().checked_sub(96)) {
         (address @ IpAddr::V4(_), Some(bits)) if written.addr().is_ipv6() => {
@@ -52,13 +52,13 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, Fault> {
     // The user probably meant a single host or the block. An error is better than a guess.
     let (block, address) = (network.trunc(), network.addr());
     let fix = format!("write \"{block}\" for the block, or \"{address}\" for the one address");
-    Err(Fault::new("the address has bits behind its prefix", fix))
+    Err(ValueError::new("the address has bits behind its prefix", fix))
 }
 
 /// Reads an upstream: `http://host:port` or `https://host:port`, without a path.
-pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
+pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
     const FIX: &str = "write for example \"http://127.0.0.1:3000\"";
-    let bad = |what: &str, fix: &str| Fault::new(what, fix).hiding_value(text.contains('@'));
+    let bad = |what: &str, fix: &str| ValueError::new(what, fix).hiding_value(text.contains('@'));
     if !text.contains(['/', '@']) && http_url(&format!("http://{text}")).is_ok() {
         let fix = format!("did you mean \"http://{text}\"?");
         return Err(bad("the URL has no scheme", &fix));
@@ -78,8 +78,8 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
 }
 
 /// Reads the URL of a service for credentials or outcomes; `fix` says what to write instead.
-pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, Fault> {
-    let bad = |what: &str| Fault::new(what, fix).hiding_value(text.contains(['@', '?']));
+pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, ValueError> {
+    let bad = |what: &str| ValueError::new(what, fix).hiding_value(text.contains(['@', '?']));
     let url = http_url(text).map_err(bad)?;
     if url.fragment().is_some() {
         return Err(bad("a fragment is never sent"));
@@ -122,7 +122,7 @@ fn to_uri(url: &Url) -> Option<Uri> {
 }
 
 /// Reads the URL of a store.
-pub(super) fn parse_store(text: &str) -> Result<StoreUrl, Fault> {
+pub(super) fn parse_store(text: &str) -> Result<StoreUrl, ValueError> {
     StoreUrl::parse(text).map_err(|mut error| {
         let scheme = text.split(':').next().unwrap_or_default();
         if let Some(near) = nearest(scheme, SCHEMES).filter(|near| *near != scheme)
@@ -135,17 +135,17 @@ pub(super) fn parse_store(text: &str) -> Result<StoreUrl, Fault> {
 }
 
 /// Reads the URL of NATS: one server, or several separated by commas.
-pub(super) fn parse_nats(text: &str, fix: &str) -> Result<ServerUrl, Fault> {
+pub(super) fn parse_nats(text: &str, fix: &str) -> Result<ServerUrl, ValueError> {
     let url = ServerUrl::parse(text, fix).map_err(to_fault)?;
     if url.servers().is_empty() || !url.path().is_empty() || url.query().next().is_some() {
         let what = "a server of NATS is a host and a port, and nothing behind them";
-        return Err(Fault::new(what, fix).showing(Some(url.to_string())));
+        return Err(ValueError::new(what, fix).showing(Some(url.to_string())));
     }
     Ok(url)
 }
 
-fn to_fault(error: UrlError) -> Fault {
-    Fault::new(error.what, error.fix).showing(error.shown)
+fn to_fault(error: UrlError) -> ValueError {
+    ValueError::new(error.what, error.fix).showing(error.shown)
 }
 
 #[cfg(test)]

@@ -11,12 +11,12 @@ use onetake_http::{KeySource, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
 use onetake_stores::StoreUrl;
 
-use super::error::{Fault, Origin, Problems};
+use super::error::{Origin, Problems, ValueError};
 use super::policy::{PolicyOptions, RouteOptions, Settings};
 use super::reconcile::{Placeholder, Template};
 use super::sections::{File, RelayOptions, Sink};
 use super::tenant::TenantOption;
-use super::tree::Node;
+use super::tree::TomlNode;
 use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig};
 
 /// Default folder of the journal, for outcomes that the store has not accepted at shutdown.
@@ -24,16 +24,16 @@ const JOURNAL_FOLDER: &str = "onetake-journal";
 
 /// The tree of the file, for positions of values, and the errors that were found.
 pub(super) struct Checks<'c, 'a> {
-    pub(super) tree: &'c Node,
+    pub(super) tree: &'c TomlNode,
     pub(super) problems: &'c mut Problems<'a>,
 }
 
 impl Checks<'_, '_> {
     /// Reports an error of `field`, at the position of the value at `at`.
-    fn refuse(&mut self, at: &str, field: &str, fault: Fault) {
+    fn refuse(&mut self, at: &str, field: &str, fault: ValueError) {
         let node = self.tree.get(at);
         let place = node.map_or(Origin::Absent, |node| node.at.clone());
-        let value = node.filter(|_| at == field).and_then(Node::shown);
+        let value = node.filter(|_| at == field).and_then(TomlNode::shown);
         self.problems.add(&place, field, value, fault);
     }
 
@@ -41,7 +41,8 @@ impl Checks<'_, '_> {
     pub(super) fn config(&mut self, file: File) -> Option<Config> {
         let upstream = self.upstream(&file);
         if file.admin.listen == file.gateway.listen && file.admin.listen.port() != 0 {
-            let fault = Fault::new("gateway.listen has the same address", "give one another port");
+            let fault =
+                ValueError::new("gateway.listen has the same address", "give one another port");
             let shown = Some(file.admin.listen.to_string());
             self.refuse("admin.listen", "admin.listen", fault.showing(shown));
         }
@@ -71,7 +72,7 @@ impl Checks<'_, '_> {
             if let Some(earlier) = patterns.iter().find(is_covered) {
                 let mistake = never_reached(earlier);
                 let field = format!("{path}.match");
-                self.refuse(&field, &field, Fault::new(mistake.what, mistake.fix));
+                self.refuse(&field, &field, ValueError::new(mistake.what, mistake.fix));
             }
             patterns.push(pattern.clone());
             routes.extend(own.map(|upstream| Route { pattern, preset, upstream, settings }));
@@ -101,7 +102,7 @@ impl Checks<'_, '_> {
             let other = self.tree.get("gateway.upstream").map(|node| self.problems.place(&node.at));
             let what =
                 format!("gateway.upstream names another one ({})", other.unwrap_or_default());
-            let fault = Fault::new(what, "keep gateway.upstream and remove this one");
+            let fault = ValueError::new(what, "keep gateway.upstream and remove this one");
             let shown = Some(defaults.to_string());
             self.refuse("defaults.upstream", "defaults.upstream", fault.showing(shown));
         }
@@ -118,7 +119,7 @@ impl Checks<'_, '_> {
         };
         let fix = "start with --upstream http://127.0.0.1:3000, or write upstream = \
                    \"http://127.0.0.1:3000\" below [gateway]";
-        self.refuse("gateway.upstream", "gateway.upstream", Fault::new(what, fix));
+        self.refuse("gateway.upstream", "gateway.upstream", ValueError::new(what, fix));
         upstream
     }
 
@@ -139,7 +140,7 @@ impl Checks<'_, '_> {
                 "write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin], set ONETAKE__ADMIN__TOKEN, or listen on 127.0.0.1:{}",
                 listen.port()
             );
-            self.refuse(field, field, Fault::new(what, fix));
+            self.refuse(field, field, ValueError::new(what, fix));
         }
     }
 
@@ -149,11 +150,11 @@ impl Checks<'_, '_> {
         let filter = file.store.filter.as_ref().and_then(|filter| {
             let fault = match (filter, &url) {
                 (StoreUrl::Redis(server), StoreUrl::Postgres(_)) => return Some(server.clone()),
-                (StoreUrl::Redis(_), other) => Fault::new(
+                (StoreUrl::Redis(_), other) => ValueError::new(
                     format!("a filter stands in front of PostgreSQL, and store.url is {other}"),
                     "write url = \"postgres://HOST/DATABASE\", or remove the filter",
                 ),
-                _ => Fault::new(
+                _ => ValueError::new(
                     "only Redis can be a filter",
                     "write for example filter = \"redis://127.0.0.1:6379\"",
                 ),
@@ -185,7 +186,7 @@ impl Checks<'_, '_> {
                            \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"); or, if you can bear \
                            that loss, write allow_lossy = true below [store]";
                 let field = format!("route[{index}].preset");
-                self.refuse(&field, &field, Fault::new(what, fix));
+                self.refuse(&field, &field, ValueError::new(what, fix));
             }
         }
     }
@@ -193,7 +194,7 @@ impl Checks<'_, '_> {
     fn tenant_named(&mut self, path: &str, route: &RouteOptions, defaults: &PolicyOptions) {
         let is_named = route.policy.tenant.is_some() || defaults.tenant.is_some();
         if route.preset == Some(Preset::Payment) && !is_named {
-            let fault = Fault::new(
+            let fault = ValueError::new(
                 "preset \"payment\" must name its tenant: a guess could mix two customers' payments",
                 "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route \
                  or in [defaults]",
@@ -205,7 +206,7 @@ impl Checks<'_, '_> {
         if has_form && source.is_some_and(|source| source != KeySource::Header) {
             let what = "`format` and `min_length` are for keys with from = \"header\", and [defaults] has others";
             let fix = "write from = \"header\" beside them, or leave them out";
-            self.refuse("", &format!("{path}.key"), Fault::new(what, fix));
+            self.refuse("", &format!("{path}.key"), ValueError::new(what, fix));
         }
     }
 
@@ -234,7 +235,7 @@ impl Checks<'_, '_> {
                 ),
                 _ => (field.clone(), mistake.fix),
             };
-            self.refuse(&at, &field, Fault::new(mistake.what, fix));
+            self.refuse(&at, &field, ValueError::new(mistake.what, fix));
         }
         self.reconcile(path, own, weaker, settings, known, store);
     }
@@ -246,8 +247,10 @@ impl Checks<'_, '_> {
             for (index, pattern) in list.iter().enumerate() {
                 let other = lists.iter().take(nth).find(|(_, _, other)| other.contains(pattern));
                 if let Some((other, ..)) = other {
-                    let fault =
-                        Fault::new(format!("`{other}` lists it too"), "keep it in one of the two");
+                    let fault = ValueError::new(
+                        format!("`{other}` lists it too"),
+                        "keep it in one of the two",
+                    );
                     let field = format!("{path}.{name}[{index}]");
                     self.refuse(&field, &field, fault);
                 }
@@ -276,7 +279,7 @@ impl Checks<'_, '_> {
             if wants && !is_named {
                 let at = if own.on_unknown.is_some() { path } else { "defaults" };
                 let field = format!("{path}.on_unknown");
-                let fault = Fault::new(
+                let fault = ValueError::new(
                     "nobody is named who could be asked",
                     "write beside it for example reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
                 );
@@ -286,7 +289,7 @@ impl Checks<'_, '_> {
             if !wants && own.reconcile.is_some() {
                 let what = "nobody is asked unless on_unknown is \"reconcile\"";
                 let fix = "write on_unknown = \"reconcile\" beside it, or remove it";
-                return self.refuse(&at, &of(path), Fault::new(what, fix).showing(None));
+                return self.refuse(&at, &of(path), ValueError::new(what, fix).showing(None));
             }
             let tenant = own.tenant.as_ref().or(weaker.tenant.as_ref());
             let fault = settings.reconcile.as_ref().and_then(|it| unsafe_for(&it.request, tenant));
@@ -315,7 +318,7 @@ impl Checks<'_, '_> {
             let fix = format!(
                 "write a ttl of {seconds}s or more, or a shorter upstream_timeout or grace"
             );
-            self.refuse(&at, &format!("{path}.ttl"), Fault::new(what, fix));
+            self.refuse(&at, &format!("{path}.ttl"), ValueError::new(what, fix));
         }
     }
 
@@ -325,7 +328,7 @@ impl Checks<'_, '_> {
         let RelayOptions { sink, subject_prefix, secrets, timeout, listen, .. } = &file.relay;
         self.guarded("relay.listen", *listen, "see the metrics");
         let Some(sink) = sink else {
-            let fault = Fault::new(
+            let fault = ValueError::new(
                 "it is missing: messages have nowhere to go",
                 "write sink = \"nats://HOST:4222\" or \"https://HOST/PATH\" below [relay], or say --sink URL",
             );
@@ -339,7 +342,7 @@ impl Checks<'_, '_> {
                     let what = "a webhook is signed, and there is no secret to sign with";
                     let fix =
                         "write secrets = [{ env = \"ONETAKE_WEBHOOK_SECRET\" }] below [relay]";
-                    self.refuse("relay.sink", "relay.secrets", Fault::new(what, fix));
+                    self.refuse("relay.sink", "relay.secrets", ValueError::new(what, fix));
                 }
                 SinkConfig::Webhook { url, secrets: secrets.clone() }
             }
@@ -362,7 +365,7 @@ impl Checks<'_, '_> {
                 options.hold
             );
             let fix = "write a shorter timeout, or a longer hold, below [relay]";
-            let fault = Fault::new(what, fix).showing(Some(format!("{timeout:?}")));
+            let fault = ValueError::new(what, fix).showing(Some(format!("{timeout:?}")));
             self.refuse("relay.timeout", "relay.timeout", fault);
         }
         let (token, tls) = (file.admin.token, file.gateway.upstream_tls);
@@ -371,7 +374,7 @@ impl Checks<'_, '_> {
 }
 
 /// Returns an error if the placeholders of a request are unsafe with the tenant of its keys.
-fn unsafe_for(target: &Template, tenant: Option<&TenantOption>) -> Option<Fault> {
+fn unsafe_for(target: &Template, tenant: Option<&TenantOption>) -> Option<ValueError> {
     let has = |place| target.has(place);
     let fix = "use {derived_key}: the operation is sent it as Idempotency-Derived-Key";
     let what = match tenant {
@@ -387,5 +390,5 @@ fn unsafe_for(target: &Template, tenant: Option<&TenantOption>) -> Option<Fault>
         }
         _ => return None,
     };
-    Some(Fault::new(what, fix))
+    Some(ValueError::new(what, fix))
 }

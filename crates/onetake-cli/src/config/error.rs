@@ -14,7 +14,7 @@ const SHOWN_MAX: usize = 20;
 /// is wrong, and one line with the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigError {
-    problems: Vec<Problem>,
+    problems: Vec<ConfigProblem>,
 }
 
 impl ConfigError {
@@ -25,7 +25,7 @@ impl ConfigError {
 
     /// The errors; there is at least one.
     #[must_use]
-    pub fn problems(&self) -> &[Problem] {
+    pub fn problems(&self) -> &[ConfigProblem] {
         &self.problems
     }
 }
@@ -48,7 +48,7 @@ impl fmt::Display for ConfigError {
 
 /// One error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigProblem {
     /// The position: `file:line:column`, the variable or the flag.
     pub place: String,
     /// The field's full path, such as `route[1].fingerprint.mode`; empty for a syntax error.
@@ -61,7 +61,7 @@ pub struct Problem {
     pub fix: String,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.place)?;
         match (&self.value, self.field.is_empty()) {
@@ -75,7 +75,7 @@ impl fmt::Display for Problem {
 
 /// An error of a value, without its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault {
+pub(super) struct ValueError {
     pub(super) what: String,
     pub(super) fix: String,
     shows: Shows,
@@ -90,7 +90,7 @@ enum Shows {
     Nothing,
 }
 
-impl Fault {
+impl ValueError {
     pub(super) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: fix.into(), shows: Shows::AsWritten }
     }
@@ -147,7 +147,7 @@ pub(super) struct Problems<'a> {
     text: Option<&'a str>,
     file_name: &'a str,
     env: &'a [(String, String)],
-    found: Vec<(Rank, Problem)>,
+    found: Vec<(Rank, ConfigProblem)>,
 }
 
 /// The order of errors: through the file, then missing fields, then the rest.
@@ -163,10 +163,10 @@ impl<'a> Problems<'a> {
     }
 
     /// The value of an environment variable.
-    pub(super) fn variable(&self, name: &str) -> Result<String, Fault> {
+    pub(super) fn variable(&self, name: &str) -> Result<String, ValueError> {
         let found = self.env.iter().find(|(known, _)| known == name);
         let fix = "set it for this process, or name another";
-        let missing = || Fault::new("there is no such variable", fix);
+        let missing = || ValueError::new("there is no such variable", fix);
         found.map(|(_, text)| text.clone()).ok_or_else(missing)
     }
 
@@ -178,7 +178,13 @@ impl<'a> Problems<'a> {
         }
     }
 
-    pub(super) fn add(&mut self, at: &Origin, field: &str, value: Option<String>, fault: Fault) {
+    pub(super) fn add(
+        &mut self,
+        at: &Origin,
+        field: &str,
+        value: Option<String>,
+        fault: ValueError,
+    ) {
         let rank = match at {
             Origin::File(offset) => (0, *offset),
             Origin::Absent => (1, 0),
@@ -187,7 +193,7 @@ impl<'a> Problems<'a> {
         };
         let value = fault.value_of(|| value);
         let (place, field) = (self.place(at), field.to_owned());
-        let problem = Problem { place, field, value, what: fault.what, fix: fault.fix };
+        let problem = ConfigProblem { place, field, value, what: fault.what, fix: fault.fix };
         self.found.push((rank, problem));
     }
 
@@ -242,7 +248,7 @@ mod tests {
     fn many_faults_are_counted_not_listed() {
         let mut problems = Problems::new(Some(""), "f", &[]);
         for offset in 0..30 {
-            problems.add(&Origin::File(offset), "x", None, Fault::new("bad", "mend it"));
+            problems.add(&Origin::File(offset), "x", None, ValueError::new("bad", "mend it"));
         }
         let shown = problems.check().unwrap_err().to_string();
         assert!(

@@ -8,12 +8,12 @@ use super::error::Problems;
 use super::form::Shape;
 use super::policy::PolicyOptions;
 use super::table::{OptionInfo, Table as _};
-use super::tree::{self, Kind, Node, shorten};
+use super::tree::{self, TomlNode, TomlType, shorten};
 use super::units::show_duration;
 use super::{Config, Route};
 
 /// The options of all routes and of requests without a route, one per line.
-pub(super) fn explain(config: &Config, tree: &Node, problems: &Problems<'_>) -> String {
+pub(super) fn explain(config: &Config, tree: &TomlNode, problems: &Problems<'_>) -> String {
     let mut out = String::new();
     let mut explain = |title: &str, route: Option<(usize, &Route)>| {
         let _infallible = writeln!(out, "{title}");
@@ -34,7 +34,7 @@ pub(super) fn explain(config: &Config, tree: &Node, problems: &Problems<'_>) -> 
 fn lines(
     route: Option<(usize, &Route)>,
     config: &Config,
-    tree: &Node,
+    tree: &TomlNode,
     problems: &Problems<'_>,
 ) -> Vec<(String, String)> {
     let preset = route.and_then(|(_, route)| route.preset);
@@ -125,14 +125,14 @@ fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
 /// A warning for each value of `[defaults]` that the preset of a route hides.
 pub(super) fn hidden_defaults(
     config: &Config,
-    tree: &Node,
+    tree: &TomlNode,
     problems: &Problems<'_>,
 ) -> Vec<String> {
     let mut warnings = Vec::new();
     for (index, route) in config.routes.iter().enumerate() {
         let Some(preset) = route.preset else { continue };
         let name_of = format!("route[{index}] ({}): preset \"{preset}\"", route.pattern);
-        let mut warn = |set: String, name: &str, node: &Node, shown: &str| {
+        let mut warn = |set: String, name: &str, node: &TomlNode, shown: &str| {
             let place = problems.place(&node.at);
             warnings.push(format!(
                 "{name_of} sets {set}, which hides {name} = {shown} of [defaults] ({place}); write {name} in the route to choose"
@@ -158,21 +158,23 @@ pub(super) fn hidden_defaults(
 }
 
 /// A value as it is written in the file, without secrets.
-fn written(node: &Node, shape: &Shape) -> String {
+fn written(node: &TomlNode, shape: &Shape) -> String {
     match (&node.kind, shape) {
         (_, Shape::Secret(_)) => "…".to_owned(),
-        (_, Shape::OneOf(shapes)) if matches!(node.kind, Kind::Table(_)) => {
+        (_, Shape::OneOf(shapes)) if matches!(node.kind, TomlType::Table(_)) => {
             let table = shapes.iter().find(|shape| matches!(shape, Shape::Table(_)));
             table.map_or_else(|| "…".to_owned(), |shape| written(node, shape))
         }
-        (Kind::Text(text), _) => format!("\"{}\"", shorten(node.written.as_ref().unwrap_or(text))),
-        (Kind::Integer(text, _) | Kind::Other(_, text), _) => shorten(text),
-        (Kind::Boolean(value), _) => value.to_string(),
-        (Kind::List(nodes), Shape::List(of, ..)) => {
+        (TomlType::Text(text), _) => {
+            format!("\"{}\"", shorten(node.written.as_ref().unwrap_or(text)))
+        }
+        (TomlType::Integer(text, _) | TomlType::Other(_, text), _) => shorten(text),
+        (TomlType::Boolean(value), _) => value.to_string(),
+        (TomlType::List(nodes), Shape::List(of, ..)) => {
             let all = nodes.iter().map(|node| written(node, of)).collect::<Vec<_>>();
             format!("[{}]", all.join(", "))
         }
-        (Kind::Table(entries), Shape::Table(info)) => {
+        (TomlType::Table(entries), Shape::Table(info)) => {
             let info = info();
             let all = entries.iter().map(|entry| {
                 let option = info.all().find(|option| option.name == entry.name);

@@ -9,10 +9,10 @@ use http::{HeaderName, Uri};
 use onetake_http::json::Pointer;
 
 use super::address::{parse_listen, parse_upstream};
-use super::error::{Fault, Origin, Problems};
+use super::error::{Origin, Problems, ValueError};
 use super::reader::{Section, Value};
 use super::table::{Table, TableInfo, table};
-use super::tree::{Kind, Node};
+use super::tree::{TomlNode, TomlType};
 use super::units;
 
 /// A form of values.
@@ -82,7 +82,7 @@ impl<T: 'static> Form<T> {
         let shape = Shape::OneOf(vec![self.shape, table.shape]);
         let (plain, table) = (self.read, table.read);
         Self::new(shape, move |value, problems| match value.node.kind {
-            Kind::Table(_) => table(value, problems),
+            TomlType::Table(_) => table(value, problems),
             _ => plain(value, problems),
         })
     }
@@ -92,7 +92,7 @@ impl<T: 'static> Form<T> {
 pub(super) fn text<T: 'static>(
     pattern: &'static str,
     example: &'static str,
-    parse: impl Fn(&str) -> Result<T, Fault> + 'static,
+    parse: impl Fn(&str) -> Result<T, ValueError> + 'static,
 ) -> Form<T> {
     Form::new(Shape::Text(pattern), move |value, problems| value.parse(example, problems, &parse))
 }
@@ -101,13 +101,15 @@ pub(super) fn text<T: 'static>(
 pub(super) fn name(example: &'static str) -> Form<String> {
     text(r"[\s\S]{1,255}", example, |text| match (1..=255).contains(&text.chars().count()) {
         true => Ok(text.to_owned()),
-        false => Err(Fault::new("empty or too long", "write 1 to 255 characters, or leave it out")),
+        false => {
+            Err(ValueError::new("empty or too long", "write 1 to 255 characters, or leave it out"))
+        }
     })
 }
 
 pub(super) fn boolean() -> Form<bool> {
     let read = |value: &Value<'_>, problems: &mut Problems<'_>| match value.node.kind {
-        Kind::Boolean(value) => Some(value),
+        TomlType::Boolean(value) => Some(value),
         _ => value.wrong_type("true or false, without quotes,", "true", problems),
     };
     Form::new(Shape::Boolean, read).shown(bool::to_string)
@@ -115,14 +117,14 @@ pub(super) fn boolean() -> Form<bool> {
 
 pub(super) fn integer(min: usize, max: usize) -> Form<usize> {
     let read = move |value: &Value<'_>, problems: &mut Problems<'_>| {
-        let Kind::Integer(_, number) = &value.node.kind else {
+        let TomlType::Integer(_, number) = &value.node.kind else {
             return value.wrong_type("an integer, without quotes,", &min.to_string(), problems);
         };
         let number = number.and_then(|number| usize::try_from(number).ok());
         let fix = format!("write a number from {min} to {max}");
         number
             .filter(|number| (min..=max).contains(number))
-            .or_else(|| value.refuse(Fault::new("out of bounds", fix), problems))
+            .or_else(|| value.refuse(ValueError::new("out of bounds", fix), problems))
     };
     Form::new(Shape::Integer(min, max), read).shown(usize::to_string)
 }
@@ -144,7 +146,7 @@ pub(super) fn size() -> Form<usize> {
     let read = |value: &Value<'_>, problems: &mut Problems<'_>| {
         let parsed = match &value.node.kind {
             // The number may be written in hexadecimal; one that does not fit is out of bounds.
-            Kind::Integer(text, number) => {
+            TomlType::Integer(text, number) => {
                 units::parse_size(&number.map_or(text.clone(), |n| n.to_string()))
             }
             _ => units::parse_size(value.text("\"1MiB\"", problems)?),
@@ -173,7 +175,8 @@ pub(super) fn list<T: 'static>(
         let elements = value.list(example, problems)?;
         if !(min..=max).contains(&elements.len()) {
             let fix = format!("write from {min} to {max}, such as {example}");
-            return value.refuse(Fault::new(format!("{} elements", elements.len()), fix), problems);
+            return value
+                .refuse(ValueError::new(format!("{} elements", elements.len()), fix), problems);
         }
         let read = elements.iter().map(|element| read(element, problems)).collect::<Vec<_>>();
         read.into_iter().collect()
@@ -195,12 +198,12 @@ pub(super) fn table<T: Table + 'static>() -> Form<T> {
 pub(super) fn file(example: &'static str) -> Form<PathBuf> {
     Form::new(Shape::File, move |value, problems| {
         let path = value.parse(example, problems, |text| match text {
-            "" => Err(Fault::new("names no file", format!("write for example {example}"))),
+            "" => Err(ValueError::new("names no file", format!("write for example {example}"))),
             // The content of a PEM file instead of its name. It may be a key, so no part of it is
             // shown.
             _ if text.contains("-----BEGIN") => {
                 let fix = "write it to a file, and the name here";
-                Err(Fault::new("not a file's name", fix).hiding_value(true))
+                Err(ValueError::new("not a file's name", fix).hiding_value(true))
             }
             _ => Ok(PathBuf::from(text)),
         })?;
@@ -223,7 +226,7 @@ pub(super) fn header_name(example: &'static str) -> Form<HeaderName> {
     text("[!#$%&'*+.^_`|~0-9A-Za-z-]+", example, move |text| {
         let fix = format!("write for example {example}");
         HeaderName::from_bytes(text.as_bytes())
-            .map_err(|_| Fault::new("not the name of a header", fix))
+            .map_err(|_| ValueError::new("not the name of a header", fix))
     })
 }
 
@@ -232,18 +235,19 @@ pub(super) fn pointer() -> Form<Pointer> {
     text("/([^~]|~[01])*", "\"/client_reference\"", parse_pointer)
 }
 
-pub(super) fn parse_pointer(text: &str) -> Result<Pointer, Fault> {
+pub(super) fn parse_pointer(text: &str) -> Result<Pointer, ValueError> {
     let fix = "write a JSON Pointer, such as \"/order/timestamp\" (`~1` for `/`, `~0` for `~`)";
     match text {
-        "" => Err(Fault::new("the empty pointer names the whole body", fix)),
-        _ => Pointer::parse(text).map_err(|error| Fault::new(error.to_string(), fix)),
+        "" => Err(ValueError::new("the empty pointer names the whole body", fix)),
+        _ => Pointer::parse(text).map_err(|error| ValueError::new(error.to_string(), fix)),
     }
 }
 
 /// `json:` and a JSON Pointer.
-pub(super) fn parse_part(text: &str) -> Result<Pointer, Fault> {
+pub(super) fn parse_part(text: &str) -> Result<Pointer, ValueError> {
     let fix = "write json: and a JSON Pointer, such as \"json:/order_id\"";
-    let pointer = text.strip_prefix("json:").ok_or(Fault::new("not a part of a request", fix))?;
+    let pointer =
+        text.strip_prefix("json:").ok_or(ValueError::new("not a part of a request", fix))?;
     parse_pointer(pointer)
 }
 
@@ -269,25 +273,27 @@ table! {
 /// it.
 pub(super) fn secret<T: 'static>(
     pattern: &'static str,
-    parse: impl Fn(&str) -> Result<T, Fault> + 'static,
+    parse: impl Fn(&str) -> Result<T, ValueError> + 'static,
 ) -> Form<T> {
     let shape = Shape::OneOf(vec![Shape::Text(pattern), Shape::Table(Elsewhere::one)]);
     Form::new(Shape::Secret(Box::new(shape)), move |value, problems| {
         let found = match value.node.kind {
-            Kind::Table(_) => {
+            TomlType::Table(_) => {
                 let mut section = Section::open(value, &Elsewhere::info(), problems)?;
                 let Elsewhere { env, file } = Elsewhere::read_fields(&mut section, problems)?;
                 elsewhere(value, &section, env, file, problems)?
             }
             // Digits alone parse as a number. No part of them is shown.
-            Kind::Integer(ref text, _) => (text.clone(), value.path.clone(), value.node.at.clone()),
+            TomlType::Integer(ref text, _) => {
+                (text.clone(), value.path.clone(), value.node.at.clone())
+            }
             _ => {
                 let text = value.text("{ env = \"NAME\" }", problems)?;
                 (text.to_owned(), value.path.clone(), value.node.at.clone())
             }
         };
         let (text, path, at) = found;
-        let refuse = |fault: Fault| problems.add(&at, &path, None, fault.hiding_value(true));
+        let refuse = |fault: ValueError| problems.add(&at, &path, None, fault.hiding_value(true));
         parse(text.trim()).map_err(refuse).ok()
     })
 }
@@ -314,7 +320,7 @@ pub(super) fn elsewhere(
         _ if section.has_faults() => return None,
         _ => {
             let fix = "write the value itself, { env = \"NAME\" } or { file = \"…\" }";
-            return value.refuse(Fault::new("names no value, or two", fix), problems);
+            return value.refuse(ValueError::new("names no value, or two", fix), problems);
         }
     };
     let found = text.map_err(|fault| field.refuse::<()>(fault, problems)).ok()?;
@@ -324,12 +330,12 @@ pub(super) fn elsewhere(
 /// Maximum size of a file with a secret, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
-fn read_file(name: &Path) -> Result<String, Fault> {
+fn read_file(name: &Path) -> Result<String, ValueError> {
     let fix = "name a file that this process may read, with nothing but the value";
-    let unreadable = |error| Fault::new(format!("cannot be read: {error}"), fix);
+    let unreadable = |error| ValueError::new(format!("cannot be read: {error}"), fix);
     let about = std::fs::metadata(name).map_err(unreadable)?;
     if !about.is_file() || about.len() > FILE_BYTES_MAX {
-        return Err(Fault::new(format!("no file of at most {FILE_BYTES_MAX} bytes"), fix));
+        return Err(ValueError::new(format!("no file of at most {FILE_BYTES_MAX} bytes"), fix));
     }
     std::fs::read_to_string(name).map_err(unreadable)
 }
@@ -339,14 +345,14 @@ pub(super) fn or_variable<T: 'static>(plain: Form<T>) -> Form<T> {
     let shape = Shape::OneOf(vec![plain.shape, Shape::Table(Variable::info)]);
     let read = plain.read;
     Form::new(shape, move |value, problems| {
-        if !matches!(value.node.kind, Kind::Table(_)) {
+        if !matches!(value.node.kind, TomlType::Table(_)) {
             return read(value, problems);
         }
         let mut section = Section::open(value, &Variable::info(), problems)?;
         let Variable { env } = Variable::read_fields(&mut section, problems)?;
         let field = section.get("env")?;
         let text = problems.variable(&env).map_err(|fault| field.refuse::<()>(fault, problems));
-        let node = Node::text(text.ok()?, Origin::Env(env));
+        let node = TomlNode::text(text.ok()?, Origin::Env(env));
         read(&Value { node: &node, path: value.path.clone() }, problems)
     })
 }
@@ -360,12 +366,12 @@ pub(super) fn shorthand<T: 'static, U: 'static>(
     let shape = Shape::OneOf(vec![alone.shape, table.shape]);
     let (alone, table) = (alone.read, table.read);
     Form::new(shape, move |value, problems| {
-        if matches!(value.node.kind, Kind::Table(_)) {
+        if matches!(value.node.kind, TomlType::Table(_)) {
             return table(value, problems);
         }
         alone(value, problems)?;
         let at = value.node.at.clone();
-        let mut node = Node::table(at);
+        let mut node = TomlNode::table(at);
         node.set(&[option.to_owned()], value.node.clone());
         table(&Value { node: &node, path: value.path.clone() }, problems)
     })

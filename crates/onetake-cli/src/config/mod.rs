@@ -44,7 +44,7 @@ use onetake_http::{OnStoreDown, Tenant};
 use onetake_relay::{RelayOptions, WebhookSecret};
 use serde_json::{Value as Json, json};
 
-pub use error::{ConfigError, Problem};
+pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
 pub use onetake_http::Preset;
 pub use onetake_http::routes::{RoutePattern, plain};
@@ -136,7 +136,7 @@ pub fn load_admin(
     let env = env.filter(|(name, _)| ours(name)).collect::<Vec<_>>();
     let mut problems = Problems::new(text, file_name, &env);
     let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
-    if let tree::Kind::Table(sections) = &mut tree.kind {
+    if let tree::TomlType::Table(sections) = &mut tree.kind {
         sections.retain(|section| section.name == "admin");
     }
     read(tree, &env, Overrides::default(), problems, |file, checks| Some(checks.admin(&file)))
@@ -156,7 +156,7 @@ fn with_file<T>(
 }
 
 fn read<T>(
-    mut tree: tree::Node,
+    mut tree: tree::TomlNode,
     env: &[(String, String)],
     overrides: Overrides,
     mut problems: Problems<'_>,
@@ -213,12 +213,13 @@ pub struct Purposes {
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
     let tree = tree::parse(text, &mut Problems::new(Some(text), "", &[]));
-    let tree::Kind::Table(sections) = &tree.kind else {
+    let tree::TomlType::Table(sections) = &tree.kind else {
         return Purposes { gateway: true, relay: false };
     };
-    let is_gateways = |section: &tree::Entry| match (section.name.as_str(), &section.value.kind) {
+    let is_gateways = |section: &tree::TomlField| match (section.name.as_str(), &section.value.kind)
+    {
         // `upstream_tls` alone may be for the webhook of a relay.
-        ("gateway", tree::Kind::Table(fields)) => {
+        ("gateway", tree::TomlType::Table(fields)) => {
             fields.iter().any(|field| field.name != "upstream_tls")
         }
         (name, _) => ["gateway", "defaults", "route"].contains(&name),

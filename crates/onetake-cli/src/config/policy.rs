@@ -18,7 +18,7 @@ use onetake_http::{
 };
 use serde_json::json;
 
-use super::error::{Fault, Problems};
+use super::error::{Problems, ValueError};
 use super::form::{
     Form, Shape, boolean, duration, header_name, integer, list, parse_part, pointer, size, table,
     text, upstream, words,
@@ -108,8 +108,8 @@ table! {
 
 const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
 
-fn parse_match(text: &str) -> Result<RoutePattern, Fault> {
-    RoutePattern::parse(text).map_err(|error| Fault::new(error.what, error.fix))
+fn parse_match(text: &str) -> Result<RoutePattern, ValueError> {
+    RoutePattern::parse(text).map_err(|error| ValueError::new(error.what, error.fix))
 }
 
 /// One `[[route]]`, as it is written.
@@ -254,18 +254,18 @@ const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
 const ERRORS: [(&str, Dialect); 2] = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
 
-fn parse_namespace(text: &str) -> Result<String, Fault> {
+fn parse_namespace(text: &str) -> Result<String, ValueError> {
     let fix = "write up to 64 letters, digits and - _ . : /, such as \"payments\"";
     match is_namespace(text) {
         true => Ok(text.to_owned()),
-        false => Err(Fault::new("not a namespace", fix)),
+        false => Err(ValueError::new("not a namespace", fix)),
     }
 }
 
 fn statuses() -> Form<Vec<StatusPattern>> {
     let one = text("[2-5](xx|[0-9]{2})", "\"404\"", |text| {
         let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
-        text.parse().map_err(|_| Fault::new("not a status that can be recorded", fix))
+        text.parse().map_err(|_| ValueError::new("not a status that can be recorded", fix))
     });
     list(one, ANY, "[\"5xx\"]")
 }
@@ -364,7 +364,7 @@ fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
         if let Some(field) = value.field(name).filter(|_| !belongs) {
             let what = format!("it is for keys with from = \"{owner}\"");
             let fix = format!("write from = \"{owner}\", or leave it out");
-            return field.refuse(Fault::new(what, fix), problems);
+            return field.refuse(ValueError::new(what, fix), problems);
         }
     }
     let needed = match key.from {
@@ -373,7 +373,7 @@ fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
     };
     if key.from.is_some() && key.source().is_none() {
         let what = format!("`{}` is missing", needed.split(' ').next().unwrap_or_default());
-        let fault = Fault::new(what, format!("write for example {needed}"));
+        let fault = ValueError::new(what, format!("write for example {needed}"));
         return value.field("from")?.refuse(fault, problems);
     }
     Some(key)
@@ -421,7 +421,7 @@ impl Fingerprint {
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
     let what = "it changes from one attempt to the next, so that every retry would be refused";
     match CHANGING_HEADERS.contains(&name.as_str()) {
-        true => value.refuse(Fault::new(what, "leave it out"), problems),
+        true => value.refuse(ValueError::new(what, "leave it out"), problems),
         false => Some(name),
     }
 }
@@ -441,14 +441,14 @@ fn fingerprint(
         (true, Some(exclude), None) => FingerprintMode::Json(Selection::Exclude(exclude)),
         (true, None, Some(include)) => FingerprintMode::Json(Selection::Include(include)),
         (true, Some(_), Some(_)) => {
-            let fault = Fault::new("cannot be combined with `exclude`", "keep one of the two");
+            let fault = ValueError::new("cannot be combined with `exclude`", "keep one of the two");
             return value.field("include")?.refuse(fault, problems);
         }
         (false, ..) => {
             let fix = "write mode = \"json\", or leave the pointers out";
             let pointers = value.field("exclude").or_else(|| value.field("include"))?;
             return pointers
-                .refuse(Fault::new("mode \"bytes\" compares every byte", fix), problems);
+                .refuse(ValueError::new("mode \"bytes\" compares every byte", fix), problems);
         }
     };
     Some(Fingerprint { mode: Some(mode), headers })
@@ -471,12 +471,12 @@ fn velocity() -> Form<Vec<Velocity>> {
     list(one, (0, 8), "[{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]")
 }
 
-fn parse_rate(text: &str) -> Result<Rate, Fault> {
+fn parse_rate(text: &str) -> Result<Rate, ValueError> {
     let fix = "write a number and a unit (s, min, h or d), such as \"5/min\"";
-    text.parse::<Rate>().map_err(|error| Fault::new(error.to_string(), fix))
+    text.parse::<Rate>().map_err(|error| ValueError::new(error.to_string(), fix))
 }
 
-fn parse_by(text: &str) -> Result<By, Fault> {
+fn parse_by(text: &str) -> Result<By, ValueError> {
     match text {
         "tenant" => Ok(By::Tenant),
         part => parse_part(part).map(By::Json).map_err(|mut fault| {

@@ -1,21 +1,21 @@
 //! Typed access to fields of the tree, with errors that say what was expected.
 
-use super::error::{Fault, Origin, Problems};
+use super::error::{Origin, Problems, ValueError};
 use super::sources;
 use super::table::{Table as _, TableInfo, nearest, unknown};
-use super::tree::{Entry, Kind, Node, shorten};
+use super::tree::{TomlField, TomlNode, TomlType, shorten};
 
 /// A value with its path for messages.
 #[derive(Clone, Debug)]
 pub(super) struct Value<'t> {
-    pub(super) node: &'t Node,
+    pub(super) node: &'t TomlNode,
     pub(super) path: String,
 }
 
 /// A table whose field names have been checked.
 #[derive(Debug)]
 pub(super) struct Section<'t> {
-    entries: &'t [Entry],
+    entries: &'t [TomlField],
     value: Value<'t>,
     has_faults: bool,
     missing: Vec<&'static str>,
@@ -28,7 +28,7 @@ impl<'t> Section<'t> {
         info: &TableInfo,
         problems: &mut Problems<'_>,
     ) -> Option<Self> {
-        let Kind::Table(entries) = &value.node.kind else {
+        let TomlType::Table(entries) = &value.node.kind else {
             return value.wrong_type("a table", info.example, problems);
         };
         let mut has_faults = false;
@@ -70,11 +70,11 @@ impl<'t> Section<'t> {
         let fix = format!("write for example {example}");
         if self.entries.is_empty() && !self.missing.is_empty() {
             let what = format!("`{}` is missing", self.missing.join("` and `"));
-            self.value.refuse::<()>(Fault::new(what, fix), problems);
+            self.value.refuse::<()>(ValueError::new(what, fix), problems);
             return;
         }
         for name in &self.missing {
-            let fault = Fault::new("it is missing", fix.clone());
+            let fault = ValueError::new("it is missing", fix.clone());
             problems.add(&self.value.node.at, &join(&self.value.path, name), None, fault);
         }
     }
@@ -82,9 +82,9 @@ impl<'t> Section<'t> {
 
 impl<'t> Value<'t> {
     /// Reports an error of this value.
-    pub(super) fn refuse<T>(&self, fault: Fault, problems: &mut Problems<'_>) -> Option<T> {
+    pub(super) fn refuse<T>(&self, fault: ValueError, problems: &mut Problems<'_>) -> Option<T> {
         let fault = match (&self.node.kind, &self.node.written) {
-            (Kind::Text(text), Some(written)) => fault.about_file_only(text, written),
+            (TomlType::Text(text), Some(written)) => fault.about_file_only(text, written),
             _ => fault,
         };
         problems.add(&self.node.at, &self.path, self.node.shown(), fault);
@@ -103,7 +103,7 @@ impl<'t> Value<'t> {
 
     /// True if it is a table without fields.
     pub(super) fn is_empty(&self) -> bool {
-        matches!(&self.node.kind, Kind::Table(entries) if entries.is_empty())
+        matches!(&self.node.kind, TomlType::Table(entries) if entries.is_empty())
     }
 
     /// A string; `example` is a valid value as TOML.
@@ -112,10 +112,10 @@ impl<'t> Value<'t> {
     /// string.
     pub(super) fn text(&self, example: &str, problems: &mut Problems<'_>) -> Option<&'t str> {
         match (&self.node.kind, &self.node.at) {
-            (Kind::Text(text), _) => Some(text),
-            (Kind::Integer(text, _) | Kind::Other(_, text), Origin::Env(_)) => Some(text),
-            (Kind::Boolean(true), Origin::Env(_)) => Some("true"),
-            (Kind::Boolean(false), Origin::Env(_)) => Some("false"),
+            (TomlType::Text(text), _) => Some(text),
+            (TomlType::Integer(text, _) | TomlType::Other(_, text), Origin::Env(_)) => Some(text),
+            (TomlType::Boolean(true), Origin::Env(_)) => Some("true"),
+            (TomlType::Boolean(false), Origin::Env(_)) => Some("false"),
             _ => self.wrong_type("a string", example, problems),
         }
     }
@@ -125,7 +125,7 @@ impl<'t> Value<'t> {
         &self,
         example: &str,
         problems: &mut Problems<'_>,
-        parse: impl FnOnce(&str) -> Result<T, Fault>,
+        parse: impl FnOnce(&str) -> Result<T, ValueError>,
     ) -> Option<T> {
         let text = self.text(example, problems)?;
         parse(text).map_or_else(|fault| self.refuse(fault, problems), Some)
@@ -150,7 +150,7 @@ impl<'t> Value<'t> {
         example: &str,
         problems: &mut Problems<'_>,
     ) -> Option<Vec<Value<'t>>> {
-        let Kind::List(nodes) = &self.node.kind else {
+        let TomlType::List(nodes) = &self.node.kind else {
             return self.wrong_type("a list", example, problems);
         };
         let element = |(index, node)| Value { node, path: format!("{}[{index}]", self.path) };
@@ -176,12 +176,12 @@ impl<'t> Value<'t> {
                 format!("write for example {name} = {example}")
             }
         };
-        self.refuse(Fault::new(what, fix), problems)
+        self.refuse(ValueError::new(what, fix), problems)
     }
 }
 
 /// The error for a word that is not among the choices.
-pub(super) fn unknown_word(word: &str, choices: &[&str]) -> Fault {
+pub(super) fn unknown_word(word: &str, choices: &[&str]) -> ValueError {
     let quoted = choices.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
     let list = match quoted.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
@@ -191,7 +191,7 @@ pub(super) fn unknown_word(word: &str, choices: &[&str]) -> Fault {
         Some(near) => format!("did you mean \"{near}\"?"),
         None => format!("use {list}"),
     };
-    Fault::new("there is no such value", fix)
+    ValueError::new("there is no such value", fix)
 }
 
 /// The path of a field.

@@ -8,11 +8,11 @@ use http::{HeaderMap, StatusCode, Uri};
 use onetake_http::recording::strip_hop_by_hop;
 
 use super::address::parse_service;
-use super::error::{Fault, Problems};
+use super::error::{Problems, ValueError};
 use super::form::{Form, Shape, duration, list, secret, shorthand, table, text};
 use super::reader::{Value, join};
 use super::table::table;
-use super::tree::{Kind, shorten};
+use super::tree::{TomlType, shorten};
 
 /// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 16;
@@ -105,9 +105,9 @@ fn request() -> Form<Template> {
     text(pattern, EXAMPLE, parse_request)
 }
 
-fn parse_request(text: &str) -> Result<Template, Fault> {
+fn parse_request(text: &str) -> Result<Template, ValueError> {
     let fix = format!("write for example {EXAMPLE}");
-    let bad = |what: &str| Fault::new(what, &*fix).hiding_value(text.contains(['@', '?']));
+    let bad = |what: &str| ValueError::new(what, &*fix).hiding_value(text.contains(['@', '?']));
     let Some((method, url)) = text.trim().split_once(char::is_whitespace) else {
         return Err(bad("not a method and a URL"));
     };
@@ -174,11 +174,11 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
 /// Allows only these two statuses, because only they are about the operation. Others are about the
 /// request (401, 429) or come from a proxy in between (502), and would make every operation run
 /// again at once.
-fn parse_status(text: &str) -> Result<StatusCode, Fault> {
+fn parse_status(text: &str) -> Result<StatusCode, ValueError> {
     match text {
         "404" => Ok(StatusCode::NOT_FOUND),
         "410" => Ok(StatusCode::GONE),
-        _ => Err(Fault::new(
+        _ => Err(ValueError::new(
             "not a status that can only mean that nothing was executed",
             "write \"404\" or \"410\"; any other answer says it by the header Onetake-Outcome: release",
         )),
@@ -190,12 +190,12 @@ fn headers() -> Form<Headers> {
     let one = secret(r"\s*[!-~]([ !-~]*[!-~])?\s*", parse_header);
     let (shape, read) = (Shape::Headers(Box::new(one.shape), HEADERS_MAX), one.read);
     Form::new(shape, move |value, problems| {
-        let Kind::Table(entries) = &value.node.kind else {
+        let TomlType::Table(entries) = &value.node.kind else {
             let example = "{ Authorization = { env = \"CHARGES_TOKEN\" } }";
             return value.wrong_type("a table", example, problems);
         };
         if entries.len() > HEADERS_MAX {
-            let fault = Fault::new("too many headers", format!("write at most {HEADERS_MAX}"));
+            let fault = ValueError::new("too many headers", format!("write at most {HEADERS_MAX}"));
             return value.refuse(fault.hiding_value(true), problems);
         }
         let mut headers = HeaderMap::new();
@@ -208,7 +208,7 @@ fn headers() -> Form<Headers> {
             };
             match parse_name(&entry.name) {
                 Ok(name) if headers.contains_key(&name) => {
-                    refuse(Fault::new("it is there twice", "keep one of them"), problems);
+                    refuse(ValueError::new("it is there twice", "keep one of them"), problems);
                 }
                 Ok(name) => match read(&Value { node: &entry.value, path: path.clone() }, problems)
                 {
@@ -223,22 +223,24 @@ fn headers() -> Form<Headers> {
 }
 
 /// Refuses headers that the gateway sets itself, and those that belong to a connection.
-fn parse_name(text: &str) -> Result<HeaderName, Fault> {
+fn parse_name(text: &str) -> Result<HeaderName, ValueError> {
     let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
-        Fault::new("not the name of a header", "write for example Authorization or X-Api-Key")
+        ValueError::new("not the name of a header", "write for example Authorization or X-Api-Key")
     })?;
     let mut sent = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static("x"))]);
     strip_hop_by_hop(&mut sent);
     let ours = [HOST, http::header::CONTENT_LENGTH, http::header::ACCEPT_ENCODING];
     match sent.is_empty() || ours.contains(&name) {
-        true => Err(Fault::new("the gateway sets this one itself", "leave it out")),
+        true => Err(ValueError::new("the gateway sets this one itself", "leave it out")),
         false => Ok(name),
     }
 }
 
-fn parse_header(text: &str) -> Result<HeaderValue, Fault> {
-    let fault =
-        Fault::new("not the value of a header", "write visible ASCII characters, at least one");
+fn parse_header(text: &str) -> Result<HeaderValue, ValueError> {
+    let fault = ValueError::new(
+        "not the value of a header",
+        "write visible ASCII characters, at least one",
+    );
     let mut value = HeaderValue::from_str(text).ok().filter(|_| !text.is_empty()).ok_or(fault)?;
     value.set_sensitive(true);
     Ok(value)

@@ -13,7 +13,7 @@ use onetake_relay::WebhookSecret;
 use onetake_stores::{ServerUrl, StoreUrl};
 
 use super::address::{parse_nats, parse_network, parse_service, parse_store};
-use super::error::{Fault, Problems};
+use super::error::{Problems, ValueError};
 use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, table, text,
     upstream,
@@ -118,7 +118,7 @@ fn upstream_tls(
     };
     let what = format!("it is missing, and `{there}` is of no use without it");
     let fix = format!("write for example {missing} = \"{missing}.pem\" beside it");
-    problems.add(&value.node.at, &value.path_of(missing), None, Fault::new(what, fix));
+    problems.add(&value.node.at, &value.path_of(missing), None, ValueError::new(what, fix));
     None
 }
 
@@ -165,9 +165,9 @@ impl fmt::Debug for Token {
     }
 }
 
-fn parse_token(text: &str) -> Result<Token, Fault> {
+fn parse_token(text: &str) -> Result<Token, ValueError> {
     let what = "a token has 16 to 512 visible ASCII characters";
-    Token::new(text).ok_or(Fault::new(what, "make one with `openssl rand -hex 32`"))
+    Token::new(text).ok_or(ValueError::new(what, "make one with `openssl rand -hex 32`"))
 }
 
 table! {
@@ -252,24 +252,24 @@ pub(super) enum Sink {
     Webhook(Uri),
 }
 
-fn parse_sink(text: &str) -> Result<Sink, Fault> {
+fn parse_sink(text: &str) -> Result<Sink, ValueError> {
     const FIX: &str = "write \"nats://HOST:4222\" or \"tls://HOST:4222\" for NATS JetStream, or \
                        \"https://HOST/PATH\" for a webhook";
     match text.split_once("://") {
         Some(("nats" | "tls", _)) => parse_nats(text, FIX).map(Sink::Nats),
         Some(("http" | "https", _)) => parse_service(text, FIX).map(Sink::Webhook),
-        _ => Err(Fault::new("not a place that messages can go to", FIX).hiding_value(true)),
+        _ => Err(ValueError::new("not a place that messages can go to", FIX).hiding_value(true)),
     }
 }
 
 /// Checks a subject prefix: all words before its last dot must be complete.
-fn parse_prefix(text: &str) -> Result<String, Fault> {
+fn parse_prefix(text: &str) -> Result<String, ValueError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let whole = !text.starts_with('.') && !text.contains("..");
     let fix = "write up to 255 letters, digits, - and _, in words separated by dots";
     match whole && text.len() <= 255 && text.chars().all(plain) {
         true => Ok(text.to_owned()),
-        false => Err(Fault::new("not the beginning of a subject", fix)),
+        false => Err(ValueError::new("not the beginning of a subject", fix)),
     }
 }
 
@@ -277,7 +277,7 @@ fn webhook_secrets() -> Form<Vec<WebhookSecret>> {
     let one = secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", |text| {
         let fix =
             "make one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
-        text.parse::<WebhookSecret>().map_err(|error| Fault::new(error.to_string(), fix))
+        text.parse::<WebhookSecret>().map_err(|error| ValueError::new(error.to_string(), fix))
     });
     list(one, (0, SECRETS_MAX), "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]")
 }
@@ -316,7 +316,8 @@ fn secrets() -> Form<Vec<Secret>> {
     list(table::<Secret>(), (0, SECRETS_MAX), example).then(|secrets, value, problems| {
         for (index, secret) in secrets.iter().enumerate() {
             if secrets.iter().take(index).any(|other| other.id == secret.id) {
-                let fault = Fault::new("another secret has the same `id`", "give each its own");
+                let fault =
+                    ValueError::new("another secret has the same `id`", "give each its own");
                 let path = format!("{}[{index}].id", value.path);
                 problems.add(&value.node.at, &path, None, fault);
             }
@@ -325,15 +326,15 @@ fn secrets() -> Form<Vec<Secret>> {
     })
 }
 
-fn parse_id(text: &str) -> Result<String, Fault> {
+fn parse_id(text: &str) -> Result<String, ValueError> {
     let word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match (1..=32).contains(&text.len()) && text.chars().all(word) {
         true => Ok(text.to_owned()),
-        false => Err(Fault::new("not a name", "write up to 32 letters, digits and - _ .")),
+        false => Err(ValueError::new("not a name", "write up to 32 letters, digits and - _ .")),
     }
 }
 
-fn parse_bytes(text: &str) -> Result<[u8; 32], Fault> {
+fn parse_bytes(text: &str) -> Result<[u8; 32], ValueError> {
     let decoded = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD]
         .into_iter()
         .find_map(|alphabet| alphabet.decode(text).ok());
@@ -342,5 +343,5 @@ fn parse_bytes(text: &str) -> Result<[u8; 32], Fault> {
         Some(Err(bytes)) => format!("it is base64 of {} bytes, not of 32", bytes.len()),
         None => "it is not base64".to_owned(),
     };
-    Err(Fault::new(what, "make one with `openssl rand -base64 32`"))
+    Err(ValueError::new(what, "make one with `openssl rand -base64 32`"))
 }

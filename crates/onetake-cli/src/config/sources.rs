@@ -1,9 +1,9 @@
 //! Environment variables and flags that override the tree of the file.
 
 use super::Overrides;
-use super::error::{Fault, Origin, Problems};
+use super::error::{Origin, Problems, ValueError};
 use super::reader::join;
-use super::tree::{self, Kind, Node};
+use super::tree::{self, TomlNode, TomlType};
 
 /// Prefix of variables. Two underscores in a name stand for a dot in a path.
 const PREFIX: &str = "ONETAKE__";
@@ -12,7 +12,11 @@ const PREFIX: &str = "ONETAKE__";
 const DEPTH_MAX: usize = 3;
 
 /// Puts every `ONETAKE__SECTION__KEY` into the tree. Unknown fields are found later.
-pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mut Problems<'_>) {
+pub(super) fn apply_env(
+    tree: &mut TomlNode,
+    env: &[(String, String)],
+    problems: &mut Problems<'_>,
+) {
     let ours = env.iter().filter(|(name, _)| name.starts_with(PREFIX));
     let mut variables = ours.collect::<Vec<_>>();
     // The environment has no fixed order, so the variables are sorted.
@@ -27,9 +31,9 @@ pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mu
 
 /// Replaces `${NAME}` in the strings of the file with the value of the variable. `$${` stands for
 /// `${`.
-pub(super) fn expand(node: &mut Node, path: &str, problems: &mut Problems<'_>) {
+pub(super) fn expand(node: &mut TomlNode, path: &str, problems: &mut Problems<'_>) {
     match &mut node.kind {
-        Kind::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
+        TomlType::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
             let written = text.clone();
             match expanded(&written, problems) {
                 Ok(value) => *text = value,
@@ -42,12 +46,12 @@ pub(super) fn expand(node: &mut Node, path: &str, problems: &mut Problems<'_>) {
             }
             node.written = Some(written);
         }
-        Kind::List(nodes) => {
+        TomlType::List(nodes) => {
             for (index, node) in nodes.iter_mut().enumerate() {
                 expand(node, &format!("{path}[{index}]"), problems);
             }
         }
-        Kind::Table(entries) => {
+        TomlType::Table(entries) => {
             for entry in entries {
                 expand(&mut entry.value, &join(path, &entry.name), problems);
             }
@@ -56,7 +60,7 @@ pub(super) fn expand(node: &mut Node, path: &str, problems: &mut Problems<'_>) {
     }
 }
 
-fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, Fault> {
+fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, ValueError> {
     let (mut out, mut rest) = (String::new(), text);
     while let Some((before, behind)) = rest.split_once("${") {
         if let Some(before) = before.strip_suffix('$') {
@@ -66,10 +70,14 @@ fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, Fault> {
             continue;
         }
         let fix = "write ${NAME}, or $${ for the two characters themselves";
-        let (name, behind) = behind.split_once('}').ok_or(Fault::new("`${` is not closed", fix))?;
+        let (name, behind) =
+            behind.split_once('}').ok_or(ValueError::new("`${` is not closed", fix))?;
         let value = problems.variable(name).map_err(|fault| {
             let what = format!("there is no variable `{}`", tree::shorten(name));
-            Fault::new(what, format!("{}, or write $${{ for the two characters ${{", fault.fix))
+            ValueError::new(
+                what,
+                format!("{}, or write $${{ for the two characters ${{", fault.fix),
+            )
         })?;
         out.push_str(before);
         out.push_str(&value);
@@ -79,7 +87,7 @@ fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, Fault> {
 }
 
 /// Puts every flag into the tree.
-pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
+pub(super) fn apply_flags(tree: &mut TomlNode, overrides: Overrides) {
     let Overrides { listen, upstream, admin_listen, store, sink } = overrides;
     let text = |listen: std::net::SocketAddr| listen.to_string();
     if upstream.is_some() {
@@ -95,7 +103,7 @@ pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
     ] {
         if let Some(value) = value {
             let path = [section.to_owned(), key.to_owned()];
-            tree.set(&path, Node::text(value, Origin::Flag(flag)));
+            tree.set(&path, TomlNode::text(value, Origin::Flag(flag)));
         }
     }
 }
@@ -119,18 +127,18 @@ pub(super) fn rename(at: &Origin, path: &str, near: &str) -> String {
     format!("{PREFIX}{}", parts.join("__"))
 }
 
-fn parse_name(name: &str) -> Result<Vec<String>, Fault> {
+fn parse_name(name: &str) -> Result<Vec<String>, ValueError> {
     let rest = name.strip_prefix(PREFIX).unwrap_or(name);
     let path = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>();
     if matches!(path.first().map(String::as_str), Some("route" | "routes")) {
-        return Err(Fault::new(
+        return Err(ValueError::new(
             "routes cannot be set by a variable",
             "write them in the file; ONETAKE__DEFAULTS__TTL and the like hold for all of them",
         ));
     }
     if path.len() < 2 || path.len() > DEPTH_MAX || path.iter().any(String::is_empty) {
         let fix = "write ONETAKE__SECTION__KEY, such as ONETAKE__GATEWAY__LISTEN";
-        return Err(Fault::new("the name is not one of a section and a key", fix));
+        return Err(ValueError::new("the name is not one of a section and a key", fix));
     }
     Ok(path)
 }

@@ -5,7 +5,7 @@
 pub(super) use onetake_http::text::nearest;
 use serde_json::{Value as Json, json};
 
-use super::error::{Fault, Problems};
+use super::error::{Problems, ValueError};
 use super::form::{Form, Shape};
 use super::reader::{Section, Value};
 use super::tree;
@@ -374,12 +374,12 @@ pub(super) fn unknown(
     name: &str,
     rename: impl Fn(&str) -> String,
     everything: &TableInfo,
-) -> Fault {
+) -> ValueError {
     if let Some(renamed) = info.all().find(|option| option.former == Some(name)) {
         let what = format!("it is now called `{}`", renamed.name);
-        return Fault::new(what, format!("write `{}`", rename(renamed.name)));
+        return ValueError::new(what, format!("write `{}`", rename(renamed.name)));
     }
-    let missing = |fix: String| Fault::new("there is no such field", fix);
+    let missing = |fix: String| ValueError::new("there is no such field", fix);
     if let Some(near) = nearest(name, info.names()) {
         return missing(format!("did you mean `{}`?", rename(near)));
     }

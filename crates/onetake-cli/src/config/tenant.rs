@@ -11,13 +11,13 @@ use onetake_http::{Jwt, JwtKey, JwtKeySet, Tenant};
 use serde_json::json;
 
 use super::address::parse_service;
-use super::error::{Fault, Problems};
+use super::error::{Problems, ValueError};
 use super::form::{
     Form, Shape, duration, elsewhere, file, header_name, list, name, shorthand, table, text, words,
 };
 use super::reader::{Section, Value, unknown_word};
 use super::table::{Table as _, table};
-use super::tree::Kind;
+use super::tree::TomlType;
 
 /// The most keys that verify tokens: the one in use, and the ones around it.
 const KEYS_MAX: usize = 8;
@@ -76,7 +76,8 @@ pub(super) fn tenant() -> Form<TenantOption> {
                 let fix = format!(
                     "write tenant = \"credential\", \"public\", \"client-ip\", or one of {TABLES}"
                 );
-                return value.refuse(Fault::new(format!("names {named} tenant"), fix), problems);
+                return value
+                    .refuse(ValueError::new(format!("names {named} tenant"), fix), problems);
             }
         })
     }))
@@ -111,7 +112,7 @@ table! {
 fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Jwt> {
     if options.verification_key.is_none() && options.jwks_url.is_none() {
         let fix = "write verification_key = { file = \"issuer.pem\" }, or jwks_url = \"https://…\"";
-        return value.refuse(Fault::new("it names no key", fix), problems);
+        return value.refuse(ValueError::new("it names no key", fix), problems);
     }
     let verification_keys = options.verification_key.unwrap_or_default();
     for key in &verification_keys {
@@ -122,7 +123,7 @@ fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> O
             let fix = format!(
                 "add \"{name}\" to `algorithms` if that is what you want, or name another key"
             );
-            return keys.refuse(Fault::new(what, fix).hiding_value(true), problems);
+            return keys.refuse(ValueError::new(what, fix).hiding_value(true), problems);
         }
     }
     let mut jwt = Jwt::new(verification_keys).leeway(options.leeway).claim(options.claim);
@@ -149,7 +150,7 @@ fn jwks_url() -> Form<String> {
             || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         match uri.scheme_str() == Some("https") || is_local {
             true => Ok(uri.to_string()),
-            false => Err(Fault::new("keys are fetched over https:// only", FIX)),
+            false => Err(ValueError::new("keys are fetched over https:// only", FIX)),
         }
     })
 }
@@ -179,7 +180,7 @@ fn verification_keys() -> Form<Vec<JwtKey>> {
     let (one, many) = (one.read, many.read);
     Form::new(Shape::Secret(Box::new(Shape::OneOf(shape))), move |value, problems| {
         match value.node.kind {
-            Kind::List(_) => many(value, problems),
+            TomlType::List(_) => many(value, problems),
             _ => one(value, problems).map(|key| vec![key]),
         }
     })
@@ -190,7 +191,9 @@ fn verification_key() -> Form<JwtKey> {
     let shape = Shape::OneOf(vec![Shape::Text(pattern), Shape::Table(JwtKeyTable::info)]);
     Form::new(shape, |value, problems| {
         let (kid, (text, path, at)) = match &value.node.kind {
-            Kind::Text(text) => (None, (text.clone(), value.path.clone(), value.node.at.clone())),
+            TomlType::Text(text) => {
+                (None, (text.clone(), value.path.clone(), value.node.at.clone()))
+            }
             _ => {
                 let mut section = Section::open(value, &JwtKeyTable::info(), problems)?;
                 let JwtKeyTable { env, file, kid } =
@@ -204,7 +207,7 @@ fn verification_key() -> Form<JwtKey> {
             (Err(error), _) => {
                 let fix = "write a public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a \
                            secret of 32 bytes or more in base64";
-                problems.add(&at, &path, None, Fault::new(error.to_string(), fix));
+                problems.add(&at, &path, None, ValueError::new(error.to_string(), fix));
                 None
             }
         }

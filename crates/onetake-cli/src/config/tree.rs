@@ -5,15 +5,15 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::error::{Fault, Origin, Problems};
+use super::error::{Origin, Problems, ValueError};
 
 /// Maximum number of characters of a value in a message.
 const SHOWN_CHARACTERS_MAX: usize = 60;
 
 /// A value and its position.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Node {
-    pub(super) kind: Kind,
+pub(super) struct TomlNode {
+    pub(super) kind: TomlType,
     pub(super) at: Origin,
     /// The text before variables were expanded, if there were any.
     pub(super) written: Option<String>,
@@ -21,60 +21,60 @@ pub(super) struct Node {
 
 /// The TOML types that the configuration uses.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(super) enum TomlType {
     Text(String),
     /// The integer in decimal, and its value if it fits.
     Integer(String, Option<i64>),
     Boolean(bool),
     /// Floats and dates. No field takes them, so they occur only in messages.
     Other(&'static str, String),
-    List(Vec<Node>),
-    Table(Vec<Entry>),
+    List(Vec<TomlNode>),
+    Table(Vec<TomlField>),
 }
 
 /// One field of a table.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Entry {
+pub(super) struct TomlField {
     pub(super) name: String,
     pub(super) at: Origin,
-    pub(super) value: Node,
+    pub(super) value: TomlNode,
 }
 
-impl Node {
+impl TomlNode {
     pub(super) fn text(text: impl Into<String>, at: Origin) -> Self {
-        Self::new(Kind::Text(text.into()), at)
+        Self::new(TomlType::Text(text.into()), at)
     }
 
     pub(super) fn table(at: Origin) -> Self {
-        Self::new(Kind::Table(Vec::new()), at)
+        Self::new(TomlType::Table(Vec::new()), at)
     }
 
-    fn new(kind: Kind, at: Origin) -> Self {
+    fn new(kind: TomlType, at: Origin) -> Self {
         Self { kind, at, written: None }
     }
 
     /// The type of the value, with its article.
     pub(super) fn type_name(&self) -> &'static str {
         match &self.kind {
-            Kind::Text(_) => "a string",
-            Kind::Integer(..) => "an integer",
-            Kind::Boolean(_) => "a boolean",
-            Kind::Other(name, _) => name,
-            Kind::List(_) => "a list",
-            Kind::Table(_) => "a table",
+            TomlType::Text(_) => "a string",
+            TomlType::Integer(..) => "an integer",
+            TomlType::Boolean(_) => "a boolean",
+            TomlType::Other(name, _) => name,
+            TomlType::List(_) => "a list",
+            TomlType::Table(_) => "a table",
         }
     }
 
     /// The value for a message: one line, without control characters, not too long.
     pub(super) fn shown(&self) -> Option<String> {
         match &self.kind {
-            Kind::Text(text) => {
+            TomlType::Text(text) => {
                 // A variable may hold a secret, so the text of the file is shown.
                 Some(format!("\"{}\"", shorten(self.written.as_ref().unwrap_or(text))))
             }
-            Kind::Integer(text, _) | Kind::Other(_, text) => Some(shorten(text)),
-            Kind::Boolean(value) => Some(value.to_string()),
-            Kind::List(_) | Kind::Table(_) => None,
+            TomlType::Integer(text, _) | TomlType::Other(_, text) => Some(shorten(text)),
+            TomlType::Boolean(value) => Some(value.to_string()),
+            TomlType::List(_) | TomlType::Table(_) => None,
         }
     }
 
@@ -82,36 +82,36 @@ impl Node {
     ///
     /// A section that is not a table is left unchanged, so that its own error is reported. Deeper,
     /// `tenant.header` replaces `tenant = "public"`.
-    pub(super) fn set(&mut self, path: &[String], value: Node) {
+    pub(super) fn set(&mut self, path: &[String], value: TomlNode) {
         let Some((section, rest)) = path.split_first() else {
             return;
         };
         match self.find(section) {
-            Some(Entry { value: Node { kind: Kind::Table(_), .. }, .. }) | None => {}
+            Some(TomlField { value: TomlNode { kind: TomlType::Table(_), .. }, .. }) | None => {}
             Some(_) if rest.is_empty() => {}
             Some(_) => return,
         }
         self.put(path, value);
     }
 
-    fn put(&mut self, path: &[String], value: Node) {
+    fn put(&mut self, path: &[String], value: TomlNode) {
         let Some((name, rest)) = path.split_first() else {
             *self = value;
             return;
         };
         let at = value.at.clone();
-        let mut entries = match std::mem::replace(&mut self.kind, Kind::Boolean(false)) {
-            Kind::Table(entries) => entries,
+        let mut entries = match std::mem::replace(&mut self.kind, TomlType::Boolean(false)) {
+            TomlType::Table(entries) => entries,
             _ => Vec::new(),
         };
         let old = entries.iter().position(|entry| entry.name == *name);
         let mut entry = match old.map(|index| entries.swap_remove(index)) {
             Some(entry) if !rest.is_empty() => entry,
-            _ => Entry { name: name.clone(), at: at.clone(), value: Node::table(at) },
+            _ => TomlField { name: name.clone(), at: at.clone(), value: TomlNode::table(at) },
         };
         entry.value.put(rest, value);
         entries.push(entry);
-        self.kind = Kind::Table(entries);
+        self.kind = TomlType::Table(entries);
     }
 
     /// The value at a path such as `route[0].key.from`, if it exists.
@@ -123,16 +123,16 @@ impl Node {
         };
         let found = &self.find(name)?.value;
         let found = match (&found.kind, index) {
-            (Kind::List(nodes), Some(index)) => nodes.get(index)?,
+            (TomlType::List(nodes), Some(index)) => nodes.get(index)?,
             (_, Some(_)) => return None,
             (_, None) => found,
         };
         rest.map_or(Some(found), |rest| found.get(rest))
     }
 
-    fn find(&self, name: &str) -> Option<&Entry> {
+    fn find(&self, name: &str) -> Option<&TomlField> {
         match &self.kind {
-            Kind::Table(entries) => entries.iter().find(|entry| entry.name == name),
+            TomlType::Table(entries) => entries.iter().find(|entry| entry.name == name),
             _ => None,
         }
     }
@@ -140,12 +140,12 @@ impl Node {
     /// The value as JSON, for schemas; `None` if JSON has no such value.
     pub(super) fn to_json(&self) -> Option<serde_json::Value> {
         Some(match &self.kind {
-            Kind::Text(text) => text.as_str().into(),
-            Kind::Integer(_, number) => (*number)?.into(),
-            Kind::Boolean(value) => (*value).into(),
-            Kind::Other(..) => return None,
-            Kind::List(nodes) => nodes.iter().map(Self::to_json).collect(),
-            Kind::Table(entries) => {
+            TomlType::Text(text) => text.as_str().into(),
+            TomlType::Integer(_, number) => (*number)?.into(),
+            TomlType::Boolean(value) => (*value).into(),
+            TomlType::Other(..) => return None,
+            TomlType::List(nodes) => nodes.iter().map(Self::to_json).collect(),
+            TomlType::Table(entries) => {
                 let fields = entries.iter().map(|it| Some((it.name.clone(), it.value.to_json()?)));
                 serde_json::Value::Object(fields.collect::<Option<_>>()?)
             }
@@ -154,11 +154,11 @@ impl Node {
 
     /// Removes the field at `section.name`, if it exists.
     pub(super) fn remove(&mut self, section: &str, name: &str) {
-        let Kind::Table(sections) = &mut self.kind else {
+        let TomlType::Table(sections) = &mut self.kind else {
             return;
         };
         for section in sections.iter_mut().filter(|entry| entry.name == section) {
-            if let Kind::Table(entries) = &mut section.value.kind {
+            if let TomlType::Table(entries) = &mut section.value.kind {
                 entries.retain(|entry| entry.name != name);
             }
         }
@@ -166,7 +166,7 @@ impl Node {
 }
 
 /// Parses a file. Of syntax errors, only the first one is reported.
-pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
+pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> TomlNode {
     match DeTable::parse(text) {
         Ok(table) => {
             let place = |span: Range<usize>| Origin::File(span.start);
@@ -180,64 +180,64 @@ pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
                 true => "the same name stands further up: keep one, or put the two together",
                 false => "look at the quotes, brackets and `=` here: strings need quotes",
             };
-            problems.add(&at, "", None, Fault::new(format!("not valid TOML: {message}"), fix));
-            Node::table(Origin::Absent)
+            problems.add(&at, "", None, ValueError::new(format!("not valid TOML: {message}"), fix));
+            TomlNode::table(Origin::Absent)
         }
     }
 }
 
 /// Parses a default of a declaration; `None` if it is a sentence for the documentation.
-pub(super) fn parse_built_in(text: &str) -> Option<Node> {
+pub(super) fn parse_built_in(text: &str) -> Option<TomlNode> {
     Some(from_value(&DeValue::parse(text).ok()?, &|_| Origin::Absent, 1))
 }
 
 /// Parses the value of a variable: as TOML if it is valid TOML, else as the text itself.
-pub(super) fn parse_variable(name: &str, text: &str) -> Node {
+pub(super) fn parse_variable(name: &str, text: &str) -> TomlNode {
     let at = || Origin::Env(name.to_owned());
     let Ok(value) = DeValue::parse(text) else {
-        return Node::text(text, at());
+        return TomlNode::text(text, at());
     };
     let mut node = from_value(&value, &|_| at(), 1);
-    if let Kind::Integer(shown, _) | Kind::Other(_, shown) = &mut node.kind {
+    if let TomlType::Integer(shown, _) | TomlType::Other(_, shown) = &mut node.kind {
         // Exactly as written, in case the field takes a string.
         text.clone_into(shown);
     }
     node
 }
 
-type Place<'p> = &'p dyn Fn(Range<usize>) -> Origin;
+type ValuePosition<'p> = &'p dyn Fn(Range<usize>) -> Origin;
 
 /// Maximum depth that is read. There are no fields below it, and the value above was refused
 /// already.
 const DEPTH_MAX: usize = 16;
 
-fn from_value(value: &Spanned<DeValue<'_>>, place: Place<'_>, depth: usize) -> Node {
+fn from_value(value: &Spanned<DeValue<'_>>, place: ValuePosition<'_>, depth: usize) -> TomlNode {
     let at = place(value.span());
     let kind = match value.get_ref() {
-        DeValue::String(text) => Kind::Text(text.to_string()),
+        DeValue::String(text) => TomlType::Text(text.to_string()),
         DeValue::Integer(number) => {
             let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok();
-            Kind::Integer(number.to_string(), parsed)
+            TomlType::Integer(number.to_string(), parsed)
         }
-        DeValue::Boolean(value) => Kind::Boolean(*value),
-        DeValue::Float(number) => Kind::Other("a float", number.to_string()),
-        DeValue::Datetime(date) => Kind::Other("a date or time", date.to_string()),
-        DeValue::Array(_) | DeValue::Table(_) if depth > DEPTH_MAX => Kind::List(Vec::new()),
+        DeValue::Boolean(value) => TomlType::Boolean(*value),
+        DeValue::Float(number) => TomlType::Other("a float", number.to_string()),
+        DeValue::Datetime(date) => TomlType::Other("a date or time", date.to_string()),
+        DeValue::Array(_) | DeValue::Table(_) if depth > DEPTH_MAX => TomlType::List(Vec::new()),
         DeValue::Array(list) => {
-            Kind::List(list.iter().map(|value| from_value(value, place, depth + 1)).collect())
+            TomlType::List(list.iter().map(|value| from_value(value, place, depth + 1)).collect())
         }
         DeValue::Table(table) => return from_table(table, at, place, depth),
     };
-    Node::new(kind, at)
+    TomlNode::new(kind, at)
 }
 
-fn from_table(table: &DeTable<'_>, at: Origin, place: Place<'_>, depth: usize) -> Node {
-    let entries = table.iter().map(|(name, value)| Entry {
+fn from_table(table: &DeTable<'_>, at: Origin, place: ValuePosition<'_>, depth: usize) -> TomlNode {
+    let entries = table.iter().map(|(name, value)| TomlField {
         name: name.get_ref().to_string(),
         at: place(name.span()),
         value: from_value(value, place, depth + 1),
     });
-    Node::new(Kind::Table(entries.collect()), at)
+    TomlNode::new(TomlType::Table(entries.collect()), at)
 }
 
 /// Escapes a text, so that it cannot control a terminal, and shortens it.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::error::Fault;
+use super::error::ValueError;
 
 const MIB: u64 = 1024 * 1024;
 /// The largest body that can be configured.
@@ -22,18 +22,18 @@ pub(super) fn parse_duration(
     min: &str,
     max: &str,
     usual: &str,
-) -> Result<Duration, Fault> {
+) -> Result<Duration, ValueError> {
     let fix = format!(
         "write a number and a unit (ms, s, m, h or d), from {min} to {max}, such as \"{usual}\""
     );
     let bound = |text| parse_millis(text).unwrap_or_default();
     match parse_millis(text) {
-        Err(what) => Err(Fault::new(what, fix)),
+        Err(what) => Err(ValueError::new(what, fix)),
         Ok(millis) if millis < bound(min) => {
-            Err(Fault::new(format!("shorter than {min}, the shortest accepted"), fix))
+            Err(ValueError::new(format!("shorter than {min}, the shortest accepted"), fix))
         }
         Ok(millis) if millis > bound(max) => {
-            Err(Fault::new(format!("longer than {max}, the longest accepted"), fix))
+            Err(ValueError::new(format!("longer than {max}, the longest accepted"), fix))
         }
         Ok(millis) => Ok(Duration::from_millis(millis)),
     }
@@ -63,9 +63,9 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
 }
 
 /// Parses a maximum body size.
-pub(super) fn parse_size(text: &str) -> Result<usize, Fault> {
+pub(super) fn parse_size(text: &str) -> Result<usize, ValueError> {
     let fix = "write a size from 1B to 64MiB, such as \"1MiB\" or \"512KiB\", or a number of bytes";
-    let bad = |what: &str| Fault::new(what, fix);
+    let bad = |what: &str| ValueError::new(what, fix);
     let (number, unit) = split_number(text.trim()).ok_or_else(|| bad("not a size"))?;
     let unit = unit.trim_start();
     let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);

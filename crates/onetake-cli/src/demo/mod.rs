@@ -34,10 +34,10 @@ use onetake_core::{Clock, StoreError};
 use crate::config::ConfigError;
 use crate::gateway::StartError;
 
-pub use report::{Report, Summary, Traffic};
+pub use report::{DemoReport, PhoneTraffic, Summary};
 pub use sample::{LISTEN_DEFAULT, serve_sample};
 pub use screen::Screen;
-pub use verdict::Verdict;
+pub use verdict::SideVerdict;
 
 use stage::Stage;
 
@@ -135,13 +135,13 @@ impl Options {
 /// Runs the demo until it is over or `stop` is cancelled, and returns what the ledgers show.
 ///
 /// # Errors
-/// If it could not be run. A failure of onetake itself is no error: it is in the [`Report`].
+/// If it could not be run. A failure of onetake itself is no error: it is in the [`DemoReport`].
 pub async fn run(
     options: Options,
     clock: Arc<dyn Clock>,
     screen: Screen,
     stop: CancellationToken,
-) -> Result<Report, DemoError> {
+) -> Result<DemoReport, DemoError> {
     let stage = Stage::set(options, clock).await?;
     let show = screen.begin(options);
     let elapsed = stage.play(&show, &stop).await?;

@@ -45,7 +45,7 @@ pub(super) struct Phone {
     places: Semaphore,
     clock: Arc<dyn Clock>,
     receipts: Mutex<Vec<Receipt>>,
-    counts: Counts,
+    counts: PhoneCounts,
 }
 
 /// The confirmed charges of one tap.
@@ -59,7 +59,7 @@ pub(super) struct Receipt {
 
 /// Counters of the phone so far.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct PhoneCounts {
     pub(super) requests: AtomicU64,
     /// Requests that never got a response.
     pub(super) unheard: AtomicU64,
@@ -81,11 +81,11 @@ impl Phone {
             places: Semaphore::new(REQUESTS_MAX),
             clock,
             receipts: Mutex::default(),
-            counts: Counts::default(),
+            counts: PhoneCounts::default(),
         })
     }
 
-    pub(super) fn counts(&self) -> &Counts {
+    pub(super) fn counts(&self) -> &PhoneCounts {
         &self.counts
     }
 
@@ -218,14 +218,14 @@ fn request(tap: &Tap, server: SocketAddr, through: SocketAddr) -> Option<Request
         .ok()
 }
 
-struct Answer {
+struct PhoneResponse {
     /// The charge that the response names, if it is a success.
     charge: Option<String>,
     replayed: bool,
 }
 
 /// Reads a response; `None` if it broke off.
-async fn read(response: Response<Incoming>) -> Option<Answer> {
+async fn read(response: Response<Incoming>) -> Option<PhoneResponse> {
     let created = response.status() == StatusCode::CREATED;
     let replayed = response.headers().contains_key("idempotent-replayed");
     let body = http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX);
@@ -233,5 +233,5 @@ async fn read(response: Response<Incoming>) -> Option<Answer> {
     let value: Option<Value> = serde_json::from_slice(&bytes).ok();
     let id = value.as_ref().and_then(|value| value.get("id")?.as_str());
     let charge = id.filter(|_| created).map(str::to_owned);
-    Some(Answer { charge, replayed })
+    Some(PhoneResponse { charge, replayed })
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::verdict::Verdict;
+use super::verdict::SideVerdict;
 
 /// The results of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct DemoReport {
     /// Taps that were planned.
     pub planned: u64,
     /// How long customers tapped.
@@ -23,14 +23,14 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// The verdict from its ledger.
-    pub verdict: Verdict,
+    pub verdict: SideVerdict,
     /// The requests and responses of its phones.
-    pub traffic: Traffic,
+    pub traffic: PhoneTraffic,
 }
 
 /// Requests and responses of phones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
+pub struct PhoneTraffic {
     /// Requests that were sent.
     pub requests: u64,
     /// Requests whose response never arrived.
@@ -41,11 +41,11 @@ pub struct Traffic {
     pub replayed: u64,
 }
 
-impl Report {
+impl DemoReport {
     /// The failures of onetake, one per line; empty if every tap was charged once and answered.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
-        let Verdict { doubled, missing, unanswered, .. } = self.with.verdict;
+        let SideVerdict { doubled, missing, unanswered, .. } = self.with.verdict;
         let mut failures = Vec::new();
         if doubled > 0 {
             failures.push(format!("taps charged twice or more with onetake: {doubled}"));
@@ -76,9 +76,10 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn report(with: Verdict) -> Report {
-        let verdict = Verdict { doubled: 3, overcharged_cents: 4_500, ..Verdict::default() };
-        Report {
+    fn report(with: SideVerdict) -> DemoReport {
+        let verdict =
+            SideVerdict { doubled: 3, overcharged_cents: 4_500, ..SideVerdict::default() };
+        DemoReport {
             planned: 10,
             elapsed: Duration::from_secs(1),
             interrupted: false,
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn double_charges_without_onetake_are_not_its_failure() {
-        let report = report(Verdict::default());
+        let report = report(SideVerdict::default());
         assert!(report.failures().is_empty());
         assert_eq!(report.saved_cents(), 4_500);
     }
@@ -97,9 +98,9 @@ mod tests {
     #[test]
     fn a_double_a_missing_and_an_unanswered_one_are_failures() {
         let bad = [
-            Verdict { doubled: 1, overcharged_cents: 500, ..Verdict::default() },
-            Verdict { missing: 1, ..Verdict::default() },
-            Verdict { unanswered: 1, ..Verdict::default() },
+            SideVerdict { doubled: 1, overcharged_cents: 500, ..SideVerdict::default() },
+            SideVerdict { missing: 1, ..SideVerdict::default() },
+            SideVerdict { unanswered: 1, ..SideVerdict::default() },
         ];
         for verdict in bad {
             assert_eq!(report(verdict).failures().len(), 1, "{verdict:?}");
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn whoever_stops_it_early_leaves_taps_unanswered() {
-        let mut report = report(Verdict { unanswered: 2, ..Verdict::default() });
+        let mut report = report(SideVerdict { unanswered: 2, ..SideVerdict::default() });
         report.interrupted = true;
         assert!(report.failures().is_empty());
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::Options;
-use super::report::Report;
+use super::report::DemoReport;
 use super::table::{self, Figures, Paint, dollars, number};
 use super::tap::{DOUBLE_PERCENT, HUNG_UP_PERCENT, LOST_PERCENT};
 
@@ -90,7 +90,7 @@ impl Show {
     }
 
     /// Replaces the live display with the final table and the conclusion.
-    pub(super) fn end(&self, report: &Report) {
+    pub(super) fn end(&self, report: &DemoReport) {
         self.bar.finish_and_clear();
         let table = table::last(report, self.paint);
         let conclusion = conclusion(report, self.paint);
@@ -133,7 +133,7 @@ fn introduction(options: Options) -> String {
     )
 }
 
-fn conclusion(report: &Report, paint: Paint) -> String {
+fn conclusion(report: &DemoReport, paint: Paint) -> String {
     let mut lines = Vec::new();
     let seconds = duration((report.elapsed + Duration::from_millis(500)).as_secs());
     let taps = report.with.verdict.taps;
@@ -176,16 +176,19 @@ fn duration(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::report::Summary;
-    use super::super::verdict::Verdict;
+    use super::super::verdict::SideVerdict;
     use super::*;
 
     const PLAIN: Paint = Paint { colours: false };
 
-    fn report(doubled_without: u64, with: Verdict) -> Report {
-        let verdict =
-            Verdict { doubled: doubled_without, overcharged_cents: doubled_without * 250, ..with };
+    fn report(doubled_without: u64, with: SideVerdict) -> DemoReport {
+        let verdict = SideVerdict {
+            doubled: doubled_without,
+            overcharged_cents: doubled_without * 250,
+            ..with
+        };
         let summary = |verdict| Summary { verdict, ..Summary::default() };
-        Report {
+        DemoReport {
             planned: with.taps,
             elapsed: Duration::from_millis(14_990),
             interrupted: false,
@@ -194,8 +197,8 @@ mod tests {
         }
     }
 
-    fn taps(taps: u64) -> Verdict {
-        Verdict { taps, ..Verdict::default() }
+    fn taps(taps: u64) -> SideVerdict {
+        SideVerdict { taps, ..SideVerdict::default() }
     }
 
     #[test]
@@ -221,7 +224,7 @@ mod tests {
 
     #[test]
     fn a_broken_promise_is_not_called_a_saving() {
-        let bad = Verdict { doubled: 1, ..taps(600) };
+        let bad = SideVerdict { doubled: 1, ..taps(600) };
         let text = conclusion(&report(2, bad), PLAIN);
         assert!(text.contains("FAILED: taps charged twice or more with onetake: 1."));
         assert!(!text.contains("saved"), "{text}");

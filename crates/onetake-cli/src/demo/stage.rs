@@ -16,11 +16,11 @@ use onetake_core::Clock;
 use super::api::Api;
 use super::phone::Phone;
 use super::random::Random;
-use super::report::{Report, Summary, Traffic};
+use super::report::{DemoReport, PhoneTraffic, Summary};
 use super::screen::Show;
 use super::table::Figures;
 use super::tap::Tap;
-use super::verdict::Verdict;
+use super::verdict::SideVerdict;
 use super::{DemoError, Options};
 use crate::config::{self, Overrides};
 use crate::gateway::Gateway;
@@ -178,10 +178,10 @@ impl Stage {
         self,
         elapsed: Duration,
         interrupted: bool,
-    ) -> Result<(Report, TempDir), DemoError> {
+    ) -> Result<(DemoReport, TempDir), DemoError> {
         self.gateway.shutdown(DRAIN_PATIENCE).await?;
         tokio::join!(self.without.api.quiet(), self.with.api.quiet());
-        let report = Report {
+        let report = DemoReport {
             planned: self.options.taps(),
             elapsed,
             interrupted,
@@ -193,9 +193,9 @@ impl Stage {
 }
 
 impl Side {
-    fn traffic(&self) -> Traffic {
+    fn traffic(&self) -> PhoneTraffic {
         let counts = self.phone.counts();
-        Traffic {
+        PhoneTraffic {
             requests: counts.requests.load(Ordering::Relaxed),
             unheard: counts.unheard.load(Ordering::Relaxed),
             refused: counts.refused.load(Ordering::Relaxed),
@@ -216,7 +216,7 @@ impl Side {
 
     fn summary(&self) -> Summary {
         Summary {
-            verdict: Verdict::judge(&self.phone.receipts(), &self.api.ledger().charges()),
+            verdict: SideVerdict::judge(&self.phone.receipts(), &self.api.ledger().charges()),
             traffic: self.traffic(),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::report::{Report, Summary, Traffic};
+use super::report::{DemoReport, PhoneTraffic, Summary};
 
 /// Widths of the label column and of each side's column.
 const LABEL: usize = 34;
@@ -15,7 +15,7 @@ pub(super) struct Figures {
     pub(super) charges: u64,
     pub(super) doubled: u64,
     pub(super) overcharged_cents: u64,
-    pub(super) traffic: Traffic,
+    pub(super) traffic: PhoneTraffic,
 }
 
 impl From<&Summary> for Figures {
@@ -87,7 +87,7 @@ pub(super) fn live(without: &Figures, with: &Figures, paint: Paint) -> String {
 }
 
 /// The final table, from the verdicts.
-pub(super) fn last(report: &Report, paint: Paint) -> String {
+pub(super) fn last(report: &DemoReport, paint: Paint) -> String {
     let (without, with) = (&report.without, &report.with);
     let figures: [Figures; 2] = [without.into(), with.into()];
     let [exposed, protected] = &figures;
@@ -199,7 +199,7 @@ pub(super) fn dollars(cents: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::Verdict;
+    use crate::demo::SideVerdict;
 
     #[test]
     fn money_is_written_as_money() {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn tables_fit_in_80_columns_and_are_plain_when_asked() {
-        let verdict = Verdict {
+        let verdict = SideVerdict {
             taps: 600_000,
             charges: 1_234_567,
             doubled: 123_456,
@@ -221,9 +221,9 @@ mod tests {
             unanswered: 1,
         };
         let traffic =
-            Traffic { requests: 2_000_000, unheard: 100_000, refused: 3, replayed: 400_000 };
+            PhoneTraffic { requests: 2_000_000, unheard: 100_000, refused: 3, replayed: 400_000 };
         let summary = Summary { verdict, traffic };
-        let report = Report {
+        let report = DemoReport {
             planned: 600_000,
             elapsed: Duration::from_secs(600),
             interrupted: false,

@@ -7,7 +7,7 @@ use super::phone::Receipt;
 
 /// The verdict on one side, counted from its charges one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct SideVerdict {
     /// Payments that customers wanted to make.
     pub taps: u64,
     /// Charges in the ledger.
@@ -22,7 +22,7 @@ pub struct Verdict {
     pub unanswered: u64,
 }
 
-impl Verdict {
+impl SideVerdict {
     /// True if no tap was charged twice and every confirmed charge is in the ledger.
     #[must_use]
     pub fn is_right(&self) -> bool {
@@ -69,8 +69,8 @@ mod tests {
     #[test]
     fn one_charge_for_each_tap_is_right() {
         let receipts = [receipt(0, &["a"]), receipt(1, &["b"])];
-        let verdict = Verdict::judge(&receipts, &[charge("b", 1), charge("a", 0)]);
-        let expected = Verdict { taps: 2, charges: 2, ..Verdict::default() };
+        let verdict = SideVerdict::judge(&receipts, &[charge("b", 1), charge("a", 0)]);
+        let expected = SideVerdict { taps: 2, charges: 2, ..SideVerdict::default() };
         assert_eq!(verdict, expected);
         assert!(verdict.is_right());
     }
@@ -79,7 +79,7 @@ mod tests {
     fn a_second_charge_is_found_whether_or_not_the_customer_knows() {
         let ledger = [charge("a", 0), charge("b", 0), charge("c", 0)];
         for told in [&["a"][..], &["a", "c"], &[]] {
-            let verdict = Verdict::judge(&[receipt(0, told)], &ledger);
+            let verdict = SideVerdict::judge(&[receipt(0, told)], &ledger);
             assert_eq!((verdict.doubled, verdict.overcharged_cents), (1, 2_000));
             assert!(!verdict.is_right());
         }
@@ -87,20 +87,20 @@ mod tests {
 
     #[test]
     fn a_charge_that_the_ledger_does_not_have_is_missing() {
-        let nothing = Verdict::judge(&[receipt(0, &["a"])], &[]);
+        let nothing = SideVerdict::judge(&[receipt(0, &["a"])], &[]);
         assert_eq!(nothing.missing, 1);
         assert!(!nothing.is_right());
-        let another = Verdict::judge(&[receipt(0, &["a"])], &[charge("b", 0)]);
+        let another = SideVerdict::judge(&[receipt(0, &["a"])], &[charge("b", 0)]);
         assert_eq!(another.missing, 1);
         let somebody_elses = [receipt(0, &["a"]), receipt(1, &["a"])];
-        let swapped = Verdict::judge(&somebody_elses, &[charge("a", 0), charge("b", 1)]);
+        let swapped = SideVerdict::judge(&somebody_elses, &[charge("a", 0), charge("b", 1)]);
         assert_eq!(swapped.missing, 1);
     }
 
     #[test]
     fn a_customer_without_an_answer_is_not_a_missing_charge() {
         let receipts = [receipt(0, &[]), receipt(1, &[])];
-        let verdict = Verdict::judge(&receipts, &[charge("a", 0)]);
+        let verdict = SideVerdict::judge(&receipts, &[charge("a", 0)]);
         assert_eq!((verdict.unanswered, verdict.missing), (2, 0));
         assert!(verdict.is_right());
     }

@@ -47,7 +47,7 @@ pub(super) type AnyBody = BoxBody<Bytes, BoxError>;
 
 /// A connection's permit from the limit on connections. A WebSocket tunnel keeps it after the
 /// request.
-pub(super) type Place = Arc<OwnedSemaphorePermit>;
+pub(super) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
 /// The whole gateway as one service.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl Edge {
     pub(super) fn answer(
         &self,
         peer: SocketAddr,
-        place: Place,
+        place: ConnectionPermit,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<AnyBody>> {
         let Self { mut inner, plans, clock } = self.clone();

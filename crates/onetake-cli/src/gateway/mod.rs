@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Asking, Clock, Engine, Store, StoreError, SystemClock};
+use onetake_core::{Clock, Engine, ReconcileOptions, Store, StoreError, SystemClock};
 use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
@@ -159,7 +159,7 @@ impl Gateway {
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
 
         if let Some(reconciler) = Reconciler::new(&config, &connector, Arc::clone(engine.clock())) {
-            engine.reconcile_with(Arc::new(reconciler), Asking::default());
+            engine.reconcile_with(Arc::new(reconciler), ReconcileOptions::default());
         }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
@@ -193,9 +193,9 @@ impl Gateway {
 
     /// Writes unsaved outcomes to the journal for the next start, without using the failed store
     /// again.
-    pub async fn give_up(self) {
+    pub async fn abort(self) {
         self.draining.cancel();
-        self.engine.give_up().await;
+        self.engine.abort().await;
     }
 
     /// Stops listening, lets connections and operations finish for at most `patience`, and closes

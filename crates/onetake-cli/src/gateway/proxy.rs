@@ -29,7 +29,7 @@ use onetake_http::{
     RequestBody,
 };
 
-use super::edge::Place;
+use super::edge::ConnectionPermit;
 use super::plan::Plan;
 use super::tls::{Connector, was_refused};
 use crate::traces::pass_on;
@@ -100,7 +100,7 @@ impl Proxy {
         };
         // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
-        let place = request.extensions().get::<Place>().cloned();
+        let place = request.extensions().get::<ConnectionPermit>().cloned();
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         }
@@ -227,7 +227,7 @@ fn address(
 fn received(
     mut response: Response<Incoming>,
     client: Option<OnUpgrade>,
-    place: Option<Place>,
+    place: Option<ConnectionPermit>,
     asked: Asked,
 ) -> Response<Body> {
     *response.version_mut() = Version::HTTP_11;

@@ -17,21 +17,21 @@ const LOOK_MAX: Duration = Duration::from_secs(1);
 const FRESH: Duration = Duration::from_millis(250);
 
 /// The result of a check, with the reason if this node cannot serve.
-type Found = Result<(), String>;
+type CheckResult = Result<(), String>;
 
 /// Shared readiness checks of the store.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
     engine: Engine,
     key_sets: Vec<JwtKeySet>,
-    latest: Arc<Mutex<Option<Look>>>,
+    latest: Arc<Mutex<Option<Check>>>,
 }
 
 /// A check that is running or finished.
 #[derive(Clone)]
-struct Look {
+struct Check {
     began: Duration,
-    found: Shared<BoxFuture<'static, Found>>,
+    found: Shared<BoxFuture<'static, CheckResult>>,
 }
 
 impl Readiness {
@@ -43,7 +43,7 @@ impl Readiness {
     ///
     /// # Errors
     /// With the reason if the store does not respond.
-    pub(super) async fn check(&self) -> Found {
+    pub(super) async fn check(&self) -> CheckResult {
         if let Some(set) = self.key_sets.iter().find(|set| !set.is_loaded()) {
             return Err(format!("the key set {} was not fetched yet", jwks::shown(set)));
         }
@@ -63,7 +63,7 @@ impl Readiness {
     }
 
     /// Starts a check in its own task, so that a probe that gives up does not stop it for others.
-    fn begin(&self, began: Duration) -> Look {
+    fn begin(&self, began: Duration) -> Check {
         let engine = self.engine.clone();
         let looking = tokio::spawn(async move {
             tokio::select! {
@@ -78,11 +78,11 @@ impl Readiness {
             looked
                 .unwrap_or_else(|_| Err("the check of the store ended without a result".to_owned()))
         });
-        Look { began, found: found.boxed().shared() }
+        Check { began, found: found.boxed().shared() }
     }
 }
 
-impl std::fmt::Debug for Look {
+impl std::fmt::Debug for Check {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Look").field("began", &self.began).finish_non_exhaustive()
     }

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use onetake_core::Clock;
 use onetake_core::clock::micros;
 
-use super::edge::{Edge, Place};
+use super::edge::{ConnectionPermit, Edge};
 use super::tls::Acceptor;
 
 /// Maximum number of connections. More wait in the operating system's queue.
@@ -93,7 +93,7 @@ async fn accept(
         };
         match (place, accepted) {
             (Ok(place), Ok((stream, peer))) => {
-                let connection = Connection {
+                let connection = ClientConnection {
                     edge: edge.clone(),
                     peer,
                     stop: stop.clone(),
@@ -113,12 +113,12 @@ async fn accept(
 }
 
 /// One client's connection.
-struct Connection {
+struct ClientConnection {
     edge: Edge,
     peer: SocketAddr,
     stop: CancellationToken,
     clock: Arc<dyn Clock>,
-    place: Place,
+    place: ConnectionPermit,
 }
 
 /// Number of requests in progress on a connection, and the time of the last one.
@@ -128,7 +128,7 @@ struct Activity {
     last: AtomicU64,
 }
 
-impl Connection {
+impl ClientConnection {
     async fn open(self, stream: TcpStream, tls: Option<Acceptor>) {
         let _best_effort = stream.set_nodelay(true);
         let Some(tls) = tls else {

@@ -29,7 +29,7 @@ const RETRIES_MAX: u32 = 20;
 const PAUSE_MAX: u64 = 10;
 
 /// A client of one admin API.
-pub(super) struct Client {
+pub(super) struct AdminClient {
     base: String,
     token: Option<Token>,
     http: legacy::Client<Connector, Full<Bytes>>,
@@ -39,13 +39,13 @@ pub(super) struct Client {
 
 /// The error of a request without a successful response.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct RequestError {
     /// The status; `None` if there was no response.
     pub(super) status: Option<u16>,
     pub(super) what: String,
 }
 
-impl Client {
+impl AdminClient {
     /// A client of the API at the URL `asked`, else at the configured address.
     pub(super) fn new(asked: Option<&str>, admin: Admin) -> Result<Self, String> {
         let mut listen = admin.listen;
@@ -77,7 +77,7 @@ impl Client {
         &self,
         path: &str,
         params: &[(&str, String)],
-    ) -> Result<Value, Refusal> {
+    ) -> Result<Value, RequestError> {
         let query: Vec<String> =
             params.iter().map(|(name, value)| format!("{name}={}", segment(value))).collect();
         let path = format!("{path}?{}", query.join("&"));
@@ -93,7 +93,7 @@ impl Client {
         }
     }
 
-    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, Refusal> {
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, RequestError> {
         let sent = self.send(Method::POST, path, Bytes::from(body.to_string())).await;
         sent.map_err(|(refusal, _)| refusal)
     }
@@ -104,8 +104,8 @@ impl Client {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<Value, (Refusal, Option<u64>)> {
-        let none = |what: String| (Refusal { status: None, what }, None);
+    ) -> Result<Value, (RequestError, Option<u64>)> {
+        let none = |what: String| (RequestError { status: None, what }, None);
         // Not a change: a lookup is a POST only because key and tenant belong in a body, where no
         // log shows them.
         let changes = method == Method::POST && path != LOOKUP;
@@ -171,7 +171,7 @@ impl Client {
         }
         let pause =
             head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        Err((Refusal { status: Some(head.status.as_u16()), what }, pause))
+        Err((RequestError { status: Some(head.status.as_u16()), what }, pause))
     }
 
     /// Shows how many keys were read so far.
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn where_the_api_is() {
         let admin = |listen: &str| Admin { listen: listen.parse().unwrap(), token: None };
-        let base = |asked, listen| Client::new(asked, admin(listen)).map(|client| client.base);
+        let base = |asked, listen| AdminClient::new(asked, admin(listen)).map(|client| client.base);
         assert_eq!(base(None, "0.0.0.0:1").unwrap(), "http://127.0.0.1:1");
         assert_eq!(base(None, "[::]:1").unwrap(), "http://[::1]:1");
         assert_eq!(base(Some("http://h:2/"), "0.0.0.0:1").unwrap(), "http://h:2");

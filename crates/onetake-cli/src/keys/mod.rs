@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::{Failed, say};
 use crate::config;
-use client::{Client, Refusal};
+use client::{AdminClient, RequestError};
 
 /// The states of a key.
 const STATES: [&str; 5] = ["running", "completed", "failed", "released", "unknown"];
@@ -43,7 +43,7 @@ enum Command {
     /// List keys, in no particular order.
     List {
         #[command(flatten)]
-        which: Which,
+        which: KeySelector,
         /// Maximum number of keys.
         #[arg(long, default_value_t = 50, value_parser = at_least_one)]
         limit: usize,
@@ -54,14 +54,14 @@ enum Command {
     /// Count keys by state. This reads all keys.
     Count {
         #[command(flatten)]
-        which: Which,
+        which: KeySelector,
     },
     /// Declare that an unknown attempt had no effect: the next retry runs.
-    Release(Change),
+    Release(ChangeArgs),
     /// Declare that an unknown attempt failed for good: retries get this failure.
     Fail {
         #[command(flatten)]
-        change: Change,
+        change: ChangeArgs,
         /// The error code for machines (default: failed_by_operator).
         #[arg(long)]
         code: Option<String>,
@@ -70,11 +70,11 @@ enum Command {
         detail: Option<String>,
     },
     /// Record the outcome of an unknown attempt: retries get this response.
-    Resolve(Resolve),
+    Resolve(ResolveArgs),
     /// Delete the record of a key that is not running: the next request with the key runs.
     Forget {
         #[command(flatten)]
-        change: Change,
+        change: ChangeArgs,
         /// The state that `onetake keys get` shows. If it has changed since, nothing is done.
         #[arg(long, value_parser = STATES)]
         state: String,
@@ -110,7 +110,7 @@ struct Get {
 }
 
 #[derive(Debug, Args)]
-struct Which {
+struct KeySelector {
     /// Only keys in this state.
     #[arg(long, ignore_case = true, value_parser = STATES)]
     state: Option<String>,
@@ -129,7 +129,7 @@ struct Which {
 }
 
 #[derive(Debug, Args)]
-struct Change {
+struct ChangeArgs {
     /// The reference of the key, or its id.
     name: String,
     /// The attempt that `onetake keys get` shows. If there is a later attempt, nothing is done.
@@ -144,9 +144,9 @@ struct Change {
 }
 
 #[derive(Debug, Args)]
-struct Resolve {
+struct ResolveArgs {
     #[command(flatten)]
-    change: Change,
+    change: ChangeArgs,
     /// The HTTP status of the outcome.
     #[arg(long)]
     status: u16,
@@ -172,8 +172,8 @@ fn header(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.trim().to_owned()))
 }
 
-impl From<Refusal> for Failed {
-    fn from(refusal: Refusal) -> Self {
+impl From<RequestError> for Failed {
+    fn from(refusal: RequestError) -> Self {
         let code = match refusal.status {
             None => 3,
             Some(404 | 409) => 4,
@@ -220,7 +220,7 @@ impl Keys {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn client(&self) -> Result<Client, Failed> {
+    fn client(&self) -> Result<AdminClient, Failed> {
         let (text, name) = crate::cli::read(self.config.as_deref())?;
         let mut admin = config::load_admin(text.as_deref(), &name, std::env::vars())
             .map_err(|error| Failed(error.to_string(), 2))?;
@@ -229,12 +229,12 @@ impl Keys {
         {
             admin.token = config::Token::new(token.trim());
         }
-        Client::new(self.admin.as_deref(), admin).map_err(|what| Failed(what, 2))
+        AdminClient::new(self.admin.as_deref(), admin).map_err(|what| Failed(what, 2))
     }
 }
 
 impl Get {
-    async fn ask(self, client: &Client) -> Result<Value, Failed> {
+    async fn ask(self, client: &AdminClient) -> Result<Value, Failed> {
         Ok(match (self.key, self.name) {
             (Some(key), _) => {
                 let mut asked = json!({ "key": key, "tenant": self.tenant, "body": self.body });
@@ -256,7 +256,7 @@ fn key_path(name: &str, action: &str) -> String {
     format!("/v1/keys/{}{action}", client::segment(name))
 }
 
-impl Which {
+impl KeySelector {
     fn params(&self) -> Vec<(&'static str, String)> {
         let number = |number: Option<u64>| number.map(|number| number.to_string());
         let all = [
@@ -272,8 +272,8 @@ impl Which {
 
 /// Reads pages until there are `limit` keys, or no more.
 async fn list(
-    client: &Client,
-    which: &Which,
+    client: &AdminClient,
+    which: &KeySelector,
     limit: usize,
     mut cursor: Option<String>,
 ) -> Result<Value, Failed> {
@@ -299,7 +299,7 @@ async fn list(
     Ok(json!({ "keys": keys, "looked_at": looked_at, "unreadable": unreadable, "cursor": cursor }))
 }
 
-async fn count(client: &Client, which: &Which) -> Result<Value, Failed> {
+async fn count(client: &AdminClient, which: &KeySelector) -> Result<Value, Failed> {
     let mut sums = Map::new();
     let mut cursor: Option<String> = None;
     loop {
@@ -321,7 +321,7 @@ async fn count(client: &Client, which: &Which) -> Result<Value, Failed> {
     }
 }
 
-async fn audit(client: &Client, key: Option<String>, limit: usize) -> Result<Value, Failed> {
+async fn audit(client: &AdminClient, key: Option<String>, limit: usize) -> Result<Value, Failed> {
     let mut entries = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
@@ -344,10 +344,10 @@ fn number(value: &Value, name: &str) -> u64 {
     value.get(name).and_then(Value::as_u64).unwrap_or_default()
 }
 
-impl Change {
+impl ChangeArgs {
     async fn send(
         self,
-        client: &Client,
+        client: &AdminClient,
         action: &str,
         mut more: Map<String, Value>,
     ) -> Result<Value, Failed> {
@@ -360,8 +360,8 @@ impl Change {
     }
 }
 
-impl Resolve {
-    async fn send(self, client: &Client) -> Result<Value, Failed> {
+impl ResolveArgs {
+    async fn send(self, client: &AdminClient) -> Result<Value, Failed> {
         use base64::Engine as _;
         let headers: Vec<Value> = self
             .headers

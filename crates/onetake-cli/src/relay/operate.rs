@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use onetake_core::outbox::{Outbox, Parked};
+use onetake_core::outbox::{Outbox, ParkedMessage};
 use onetake_core::{MessageId, StoreError};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
@@ -51,8 +51,8 @@ async fn list(outbox: &dyn Outbox, listed: Listed, limit: usize) -> Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-fn line(parked: &Parked, listed: Listed) -> String {
-    let Parked { waiting, at, error } = parked;
+fn line(parked: &ParkedMessage, listed: Listed) -> String {
+    let ParkedMessage { waiting, at, error } = parked;
     let nanos = i128::from(at.as_micros()).saturating_mul(1_000);
     let at = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
     let at = at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();

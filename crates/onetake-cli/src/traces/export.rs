@@ -31,9 +31,9 @@ pub(super) fn is_exporting() -> bool {
 }
 
 /// The sender of spans to the collector, if one is configured.
-pub(crate) struct Export(Option<State>);
+pub(crate) struct Export(Option<ExportState>);
 
-enum State {
+enum ExportState {
     Ready { sender: Sender, resource: Resource, variable: &'static str },
     Running { task: JoinHandle<()>, stop: CancellationToken },
 }
@@ -61,7 +61,7 @@ pub(crate) fn from_environment() -> (Option<SpanLayer>, Export) {
     // Only spans of requests are exported. Log events stay in the log.
     let is_ours = |metadata: &Metadata<'_>| metadata.is_span() && metadata.target() == SPANS;
     let filter = FilterFn::new(is_ours).with_max_level_hint(LevelFilter::DEBUG);
-    let state = State::Ready { sender, resource, variable };
+    let state = ExportState::Ready { sender, resource, variable };
     (Some(layer.with_filter(filter).boxed()), Export(Some(state)))
 }
 
@@ -71,7 +71,7 @@ impl Export {
     /// # Errors
     /// If the environment names no valid collector.
     pub(crate) fn start(&mut self, clock: &Arc<dyn Clock>) -> Result<(), String> {
-        let Some(State::Ready { sender, resource, variable }) = self.0.take() else {
+        let Some(ExportState::Ready { sender, resource, variable }) = self.0.take() else {
             return Ok(());
         };
         sampling(|name| std::env::var(name).ok())?;
@@ -79,7 +79,7 @@ impl Export {
         let stop = CancellationToken::new();
         let task = tokio::spawn(sender.run(exporter, Arc::clone(clock), stop.clone()));
         IS_EXPORTING.store(true, Ordering::Relaxed);
-        self.0 = Some(State::Running { task, stop });
+        self.0 = Some(ExportState::Running { task, stop });
         Ok(())
     }
 
@@ -95,7 +95,7 @@ impl Export {
 
     /// Sends the remaining spans, for at most `FLUSH`.
     pub(crate) async fn finish(self, clock: &Arc<dyn Clock>) {
-        if let Some(State::Running { task, stop }) = self.0 {
+        if let Some(ExportState::Running { task, stop }) = self.0 {
             stop.cancel();
             tokio::select! {
                 _ended = task => {}

@@ -28,32 +28,32 @@ pub(super) const DROPPED: &str = "onetake_spans_dropped_total";
 
 /// The queue that receives spans when they end.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(super) struct SpanQueue {
     spans: mpsc::Sender<SpanData>,
-    shared: Arc<Shared>,
+    shared: Arc<SenderState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SenderState {
     is_full: Notify,
     /// Dropped spans that are not in the metrics yet: a span may end before the metrics recorder
     /// exists.
     dropped: AtomicU64,
 }
 
-/// The receiving end of a [`Queue`].
+/// The receiving end of a [`SpanQueue`].
 pub(super) struct Sender {
     spans: mpsc::Receiver<SpanData>,
-    shared: Arc<Shared>,
+    shared: Arc<SenderState>,
 }
 
-pub(super) fn queue() -> (Queue, Sender) {
+pub(super) fn queue() -> (SpanQueue, Sender) {
     let (put, spans) = mpsc::channel(QUEUE_MAX);
-    let shared = Arc::new(Shared::default());
-    (Queue { spans: put, shared: Arc::clone(&shared) }, Sender { spans, shared })
+    let shared = Arc::new(SenderState::default());
+    (SpanQueue { spans: put, shared: Arc::clone(&shared) }, Sender { spans, shared })
 }
 
-impl SpanProcessor for Queue {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {

@@ -2,7 +2,7 @@
 
 use std::process::Output;
 
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::upstream::Upstream;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -30,7 +30,7 @@ impl World {
     }
 
     /// A client's request; `bearer` is its credential.
-    pub(crate) async fn send(&self, path: &str, key: &str, bearer: &str) -> Answer {
+    pub(crate) async fn send(&self, path: &str, key: &str, bearer: &str) -> ClientResponse {
         let call = self.gateway.client.post(path).key(key);
         call.without("authorization")
             .header("authorization", &format!("Bearer {bearer}"))
@@ -40,7 +40,12 @@ impl World {
     }
 
     /// The admin API's response to an operator.
-    pub(crate) async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+    pub(crate) async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<Value>,
+    ) -> ClientResponse {
         let call = Client::new(self.gateway.admin).post(path).method(method);
         let call =
             call.without("authorization").header("authorization", &format!("Bearer {TOKEN}"));

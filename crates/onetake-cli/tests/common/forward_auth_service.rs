@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Request, StatusCode};
-use onetake_sim::client::Answer;
+use onetake_sim::client::ClientResponse;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -108,7 +108,7 @@ async fn answer(State(known): State<Arc<Known>>, request: Request<Body>) -> Resp
 
 /// Checks that a response holds nothing of the upstream's response or the recording.
 #[track_caller]
-pub(crate) fn assert_tells_nothing(answer: &Answer) {
+pub(crate) fn assert_tells_nothing(answer: &ClientResponse) {
     let told = format!("{:?} {}", answer.headers, answer.text());
     for piece in ["charged", "fence", "/charges/1", "<a>", "replayed", "reference", "HIT"] {
         assert!(!told.contains(piece), "{piece} in {told}");

@@ -8,7 +8,7 @@ use crate::common::collector::{Collector, Manner, attribute, hex};
 use crate::common::process::Process;
 use futures_util::future::join_all;
 use onetake_core::{Clock, SystemClock};
-use onetake_sim::client::{Answer, Call, Client};
+use onetake_sim::client::{Call, Client, ClientResponse};
 use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 use opentelemetry_proto::tonic::trace::v1::Span;
@@ -45,7 +45,7 @@ fn traceparent(flags: &str) -> String {
 }
 
 /// A header that the upstream got, from its response.
-fn got(answer: &Answer, name: &str) -> Vec<String> {
+fn got(answer: &ClientResponse, name: &str) -> Vec<String> {
     let text = answer.text();
     let start = format!("\"{name}\": \"");
     let lines = text.lines().filter_map(|line| line.trim().strip_prefix(&start));

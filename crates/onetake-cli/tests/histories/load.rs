@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use onetake_core::{Clock, SystemClock};
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::history::upstream::{REQUEST, RUN, mix};
-use onetake_sim::history::{Decision, Event, Key, Policy, Recorder, Response};
+use onetake_sim::history::{Event, Key, OperatorDecision, Policy, Recorder, Response};
 
 /// How long a client waits for a response, unless it is in a hurry.
 const PATIENCE: Duration = Duration::from_millis(2_500);
@@ -176,7 +176,8 @@ impl Load {
             };
             let node = usize::try_from(dice.roll(admins.len() as u64)).unwrap();
             let admin = Client::new(*admins.get(node).unwrap());
-            let decision = if dice.roll(2) == 0 { Decision::Release } else { Decision::Fail };
+            let decision =
+                if dice.roll(2) == 0 { OperatorDecision::Release } else { OperatorDecision::Fail };
             tokio::select! {
                 () = self.decide(&admin, key, &reference, decision) => {}
                 () = SystemClock.sleep(PATIENCE) => {}
@@ -185,7 +186,7 @@ impl Load {
     }
 
     /// Reads a key, and settles the attempt that it shows.
-    async fn decide(&self, admin: &Client, key: Key, reference: &str, decision: Decision) {
+    async fn decide(&self, admin: &Client, key: Key, reference: &str, decision: OperatorDecision) {
         let path = format!("/v1/keys/{reference}");
         let Ok(life) = admin.post(&path).method("GET").send().await else { return };
         let life: serde_json::Value = serde_json::from_slice(&life.body).unwrap_or_default();
@@ -194,8 +195,8 @@ impl Load {
             return;
         };
         let word = match decision {
-            Decision::Release => "release",
-            Decision::Fail => "fail",
+            OperatorDecision::Release => "release",
+            OperatorDecision::Fail => "fail",
         };
         let body = serde_json::json!({ "attempt": attempt, "reason": "a history" }).to_string();
         self.recorder.record(Event::Deciding { key, decision });
@@ -225,13 +226,13 @@ impl Load {
     }
 
     async fn read(&self, key: Key) {
-        let give_up = SystemClock.monotonic() + FINAL_MAX;
+        let abort = SystemClock.monotonic() + FINAL_MAX;
         let nodes = self.clients.len();
         let mut node = usize::try_from(key.number).unwrap() % nodes;
         let (mut payload, mut reads) = (b'a', 0);
         // One key in four is read through a second gateway, too.
         let enough = if key.number.is_multiple_of(4) { 2 } else { 1 };
-        while reads < enough && SystemClock.monotonic() < give_up {
+        while reads < enough && SystemClock.monotonic() < abort {
             let response = self.request(key, payload, node, true, PATIENCE).await;
             let code = response.as_ref().map(|response| response.code.as_str());
             let definite = match code {
@@ -252,7 +253,7 @@ impl Load {
     }
 }
 
-fn response(answer: &Answer) -> Response {
+fn response(answer: &ClientResponse) -> Response {
     let is_problem = answer.header("content-type").starts_with("application/problem+json");
     Response {
         status: answer.status(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onetake_conformance::StoreBug;
 use onetake_core::{Clock, SystemClock};
-use onetake_sim::history::{Event, Policy, RecordedUpstream, Recorder, Report, check};
+use onetake_sim::history::{CheckReport, Event, Policy, RecordedUpstream, Recorder, check};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -118,7 +118,7 @@ pub(crate) fn number_from(variable: &str) -> Option<u64> {
 }
 
 /// Runs a history on a store, prints its figures, and returns the checker's report.
-pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
+pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> CheckReport {
     let began = SystemClock.monotonic();
     let folder = TempDir::new().unwrap();
     let recorder = Arc::new(Recorder::default());
@@ -180,7 +180,7 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
 }
 
 /// Fails with the first broken rules, if there are any.
-pub(crate) fn assert_clean(report: &Report) {
+pub(crate) fn assert_clean(report: &CheckReport) {
     let first: Vec<String> = report.violations.iter().take(3).map(ToString::to_string).collect();
     assert!(first.is_empty(), "{} violations\n{}", report.violations.len(), first.join("\n"));
     assert!(report.recorded > 0 && report.runs > 0, "nothing happened: {report}");

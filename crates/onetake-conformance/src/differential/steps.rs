@@ -9,7 +9,7 @@ use onetake_core::fingerprint::Fingerprint;
 use onetake_core::origin::{Origin, TenantDigest};
 use onetake_core::record::{AttemptId, Cause, Failure, OnUnknown, Recording, Terms};
 use onetake_core::scope::RecordId;
-use onetake_core::store::{Claim, Settlement, Verb};
+use onetake_core::store::{Claim, Settlement, Transition};
 
 use super::reference::Reference;
 
@@ -126,19 +126,19 @@ impl Steps {
             _ => None,
         };
         let attempt = attempt.unwrap_or_else(|| self.attempt());
-        Settlement { id, attempt, verb: self.verb() }
+        Settlement { id, attempt, transition: self.transition() }
     }
 
-    fn verb(&mut self) -> Verb {
+    fn transition(&mut self) -> Transition {
         match self.below(100) {
-            0..18 => Verb::Renew,
-            18..28 => Verb::Complete(self.recording()),
-            28..36 => Verb::Fail(self.failure()),
-            36..46 => Verb::Release,
-            46..60 => Verb::Unknown(self.cause()),
-            60..78 => Verb::Abandon,
-            78..90 => Verb::Defer(Duration::from_millis(500 * self.below(10))),
-            _ => Verb::Forget,
+            0..18 => Transition::Renew,
+            18..28 => Transition::Complete(self.recording()),
+            28..36 => Transition::Fail(self.failure()),
+            36..46 => Transition::Release,
+            46..60 => Transition::Unknown(self.cause()),
+            60..78 => Transition::ExpireLease,
+            78..90 => Transition::PostponeReconcile(Duration::from_millis(500 * self.below(10))),
+            _ => Transition::Forget,
         }
     }
 

@@ -52,24 +52,24 @@ const TURNS_MAX: usize = 16;
 /// of them, other tasks may be at work on another thread.
 const QUIET_TURNS: usize = 2;
 
-type Write<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
+type WriteFn<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
 type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 
 /// One kind of write to one store.
 pub(crate) struct Lane<T, R> {
-    shared: Arc<Shared<T, R>>,
+    shared: Arc<BatchState<T, R>>,
 }
 
-struct Shared<T, R> {
-    write: Write<T, R>,
+struct BatchState<T, R> {
+    write: WriteFn<T, R>,
     items_max: usize,
     writers_max: usize,
     tasks: Tasks,
     clock: Arc<dyn Clock>,
-    queue: Mutex<Queue<T, R>>,
+    queue: Mutex<BatchQueue<T, R>>,
 }
 
-struct Queue<T, R> {
+struct BatchQueue<T, R> {
     waiting: VecDeque<(T, Reply<R>)>,
     /// Tasks that write, or are about to.
     writers: usize,
@@ -79,7 +79,7 @@ struct Queue<T, R> {
     under_way: usize,
 }
 
-impl<T, R> Queue<T, R> {
+impl<T, R> BatchQueue<T, R> {
     /// True if the waiting items are worth a write of their own, beside those that are under way.
     fn is_worth_a_write(&self) -> bool {
         !self.waiting.is_empty() && self.waiting.len() >= self.under_way
@@ -94,11 +94,15 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         clock: Arc<dyn Clock>,
         write: impl Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync + 'static,
     ) -> Self {
-        let queue =
-            Mutex::new(Queue { waiting: VecDeque::new(), writers: 0, writing: 0, under_way: 0 });
+        let queue = Mutex::new(BatchQueue {
+            waiting: VecDeque::new(),
+            writers: 0,
+            writing: 0,
+            under_way: 0,
+        });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
         let (write, tasks) = (Box::new(write), tasks.into());
-        Self { shared: Arc::new(Shared { write, items_max, writers_max, tasks, clock, queue }) }
+        Self { shared: Arc::new(BatchState { write, items_max, writers_max, tasks, clock, queue }) }
     }
 
     /// Queues an item. It is written even if no task waits for the answer.
@@ -107,7 +111,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         item: T,
     ) -> impl Future<Output = Result<R, StoreError>> + Send + use<T, R> {
         let answer = self.queue(item);
-        Writer::start_if_needed(&self.shared);
+        WriteTurn::start_if_needed(&self.shared);
         async move { answer.await.unwrap_or_else(|_| Err(lost())) }
     }
 
@@ -118,7 +122,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
     /// items are not written. If it is dropped, the write continues in a task of the lane.
     pub(crate) async fn write(&self, item: T) -> Result<R, StoreError> {
         let answer = self.queue(item);
-        if let Some(writer) = Writer::if_needed(&self.shared) {
+        if let Some(writer) = WriteTurn::if_needed(&self.shared) {
             // A store that panics loses the answers of its batch. It does not end the calling task.
             let writing = AssertUnwindSafe(writer.lead()).catch_unwind().map(drop);
             Detached::new(&self.shared.tasks, writing).await;
@@ -137,16 +141,16 @@ fn lost() -> StoreError {
     StoreError::new(StoreErrorKind::Indeterminate, "the store ended without an answer")
 }
 
-impl<T, R> Shared<T, R> {
-    fn lock(&self) -> MutexGuard<'_, Queue<T, R>> {
+impl<T, R> BatchState<T, R> {
+    fn lock(&self) -> MutexGuard<'_, BatchQueue<T, R>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The right to write. A writer gives it up when no items are left. If the store panicked, a new
 /// writer gets it, so that one bad batch does not close the lane.
-struct Writer<T: Item, R: Send + 'static> {
-    shared: Arc<Shared<T, R>>,
+struct WriteTurn<T: Item, R: Send + 'static> {
+    shared: Arc<BatchState<T, R>>,
     /// True if the writer was polled, so the runtime is alive.
     started: bool,
     /// True if a batch is under way. `batch` is the number of its items that count.
@@ -156,13 +160,13 @@ struct Writer<T: Item, R: Send + 'static> {
     done: bool,
 }
 
-impl<T: Item, R: Send + 'static> Writer<T, R> {
-    fn new(shared: &Arc<Shared<T, R>>) -> Self {
+impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
+    fn new(shared: &Arc<BatchState<T, R>>) -> Self {
         let shared = Arc::clone(shared);
         Self { shared, started: false, writing: false, batch: 0, done: false }
     }
 
-    fn start(shared: &Arc<Shared<T, R>>) {
+    fn start(shared: &Arc<BatchState<T, R>>) {
         shared.tasks.spawn(Self::new(shared).drain());
     }
 
@@ -246,16 +250,16 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
     }
 }
 
-impl<T: Item, R: Send + 'static> Writer<T, R> {
+impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
     /// Starts another writer, if one is needed.
-    fn start_if_needed(shared: &Arc<Shared<T, R>>) {
+    fn start_if_needed(shared: &Arc<BatchState<T, R>>) {
         if let Some(writer) = Self::if_needed(shared) {
             shared.tasks.spawn(writer.drain());
         }
     }
 
     /// Returns another writer if the waiting items are worth one and the limit allows it.
-    fn if_needed(shared: &Arc<Shared<T, R>>) -> Option<Self> {
+    fn if_needed(shared: &Arc<BatchState<T, R>>) -> Option<Self> {
         let mut queue = shared.lock();
         // A writer that is about to write takes the waiting items along.
         let start = queue.writers == queue.writing
@@ -281,7 +285,7 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
     }
 }
 
-impl<T: Item, R: Send + 'static> Drop for Writer<T, R> {
+impl<T: Item, R: Send + 'static> Drop for WriteTurn<T, R> {
     fn drop(&mut self) {
         if self.done {
             return;
@@ -312,14 +316,14 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::record::AttemptId;
-    use crate::store::Verb;
+    use crate::store::Transition;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::runtime::Handle;
     use tokio::sync::Semaphore;
 
     fn renew(id: u8) -> Settlement {
         let id = RecordId::from_bytes([id; 16]);
-        Settlement { id, attempt: AttemptId::from_bytes([0; 16]), verb: Verb::Renew }
+        Settlement { id, attempt: AttemptId::from_bytes([0; 16]), transition: Transition::Renew }
     }
 
     fn clock() -> Arc<dyn Clock> {

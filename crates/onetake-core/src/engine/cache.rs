@@ -29,7 +29,7 @@ pub(crate) struct Cache {
 
 #[derive(Debug, Default)]
 struct Inner {
-    entries: HashMap<RecordId, Entry>,
+    entries: HashMap<RecordId, CachedRecord>,
     order: VecDeque<(RecordId, u64)>,
     sequence: u64,
     bytes: usize,
@@ -39,7 +39,7 @@ struct Inner {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedRecord {
     record: Arc<Record>,
     fresh_until: Duration,
     sequence: u64,
@@ -68,7 +68,7 @@ impl Cache {
         }
         inner.sequence += 1;
         let sequence = inner.sequence;
-        let entry = Entry { record: Arc::clone(record), fresh_until, sequence };
+        let entry = CachedRecord { record: Arc::clone(record), fresh_until, sequence };
         if let Some(before) = inner.entries.insert(record.id, entry) {
             inner.bytes -= self::cost(&before.record);
         }
@@ -150,7 +150,7 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: NOW,
             claimed_at: NOW,
-            history: crate::origin::History::default(),
+            history: crate::origin::AttemptHistory::default(),
             state: State::Completed { at: NOW, recording: Recording::new(vec![0; bytes]) },
         })
     }
@@ -187,7 +187,7 @@ mod tests {
     /// A map has up to twice as many slots as entries, and so has a queue.
     #[test]
     fn an_entry_takes_no_more_bytes_than_are_counted() {
-        let places = size_of::<(RecordId, Entry)>() + 1 + size_of::<(RecordId, u64)>();
+        let places = size_of::<(RecordId, CachedRecord)>() + 1 + size_of::<(RecordId, u64)>();
         assert!(size_of::<Record>() + 2 * places <= ENTRY_BYTES, "{}", size_of::<Record>());
     }
 

@@ -8,10 +8,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::clock::Timestamp;
 use crate::record::{AttemptId, Cause, Record, State};
 use crate::scope::RecordId;
-use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
 use super::flight::{Flight, Landing};
-use super::housekeeping::note;
+use super::housekeeping::audit;
 use super::lease::{Granted, Lease};
 use super::lost_claim;
 use super::operation::{EngineError, Operation};
@@ -24,7 +24,7 @@ pub(super) async fn claim(
     operation: Arc<Operation>,
     flight: Arc<Flight>,
 ) -> Result<Led, EngineError> {
-    let mut open = Open { inner: &engine.inner, id: operation.id, flight: Some(flight) };
+    let mut open = OpenFlight { inner: &engine.inner, id: operation.id, flight: Some(flight) };
     match try_claim(&engine.inner, &operation).await {
         Ok((Ok(granted), permit)) => match open.flight.take() {
             Some(flight) => Ok(Led::Run(Lease::new(&engine, flight, permit, &operation, granted))),
@@ -42,13 +42,13 @@ pub(super) async fn claim(
 }
 
 /// A flight whose claim is under way. Its waiters get a result even if the claim is dropped.
-struct Open<'a> {
+struct OpenFlight<'a> {
     inner: &'a Inner,
     id: RecordId,
     flight: Option<Arc<Flight>>,
 }
 
-impl Open<'_> {
+impl OpenFlight<'_> {
     fn land(&mut self, landing: Landing) {
         if let Some(flight) = self.flight.take() {
             self.inner.flights.land(self.id, &flight, landing);
@@ -56,7 +56,7 @@ impl Open<'_> {
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenFlight<'_> {
     fn drop(&mut self) {
         self.land(Landing::Nothing);
     }
@@ -104,8 +104,8 @@ async fn try_claim(
         // The claim may be durable, nothing ran, and the store accepts no release, because a write
         // failed or the engine stopped. The release goes to the journal for the next start.
         Err(error) if error.kind() == StoreErrorKind::Corrupt || is_lost(engine, &error) => {
-            let verb = Verb::Release;
-            engine.could_not_settle(Settlement { id: operation.id, attempt, verb });
+            let transition = Transition::Release;
+            engine.could_not_settle(Settlement { id: operation.id, attempt, transition });
             Err(error)
         }
         Err(error) if error.kind() == StoreErrorKind::Indeterminate => {
@@ -121,7 +121,7 @@ async fn try_claim(
             if matches!(record.state, State::Unknown { at, cause: Cause::LeaseEnded, .. } if at == now)
             {
                 let (engine, record) = (Arc::clone(engine), Arc::clone(&record));
-                engine.clone().tasks.spawn(async move { note(&engine, &record).await });
+                engine.clone().tasks.spawn(async move { audit(&engine, &record).await });
             }
             Ok((Err((record, now)), permit))
         }
@@ -153,7 +153,7 @@ async fn recover(
     error: StoreError,
 ) -> Result<Claimed, StoreError> {
     let id = operation.id;
-    let renewal = Settlement { id, attempt, verb: Verb::Renew };
+    let renewal = Settlement { id, attempt, transition: Transition::Renew };
     match engine.settles.submit(renewal).await {
         Ok(Settled::Done { record, .. })
             if record.attempt == attempt && matches!(record.state, State::Running { .. }) =>

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 
+use crate::audit::{AuditAction, AuditEntry, AuditPosition, AuditResult};
 use crate::clock::Clock;
-use crate::note::{Action, Ended, Note, NotePlace};
 use crate::record::{Record, State};
-use crate::store::{Due, Settled, Settlement, Verb};
+use crate::store::{Due, Settled, Settlement, Transition};
 
 use super::{Engine, Inner};
 
@@ -76,8 +76,8 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         }
     };
     let settlements = found.into_iter().map(|lost| {
-        let verb = Verb::Abandon;
-        engine.settles.submit(Settlement { id: lost.id, attempt: lost.attempt, verb })
+        let transition = Transition::ExpireLease;
+        engine.settles.submit(Settlement { id: lost.id, attempt: lost.attempt, transition })
     });
     let settled = futures_util::future::join_all(settlements).await;
     let passed_over: Vec<Arc<Record>> = settled
@@ -88,13 +88,13 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         })
         .collect();
     futures_util::stream::iter(&passed_over)
-        .for_each_concurrent(NOTES_AT_ONCE, |record| note(engine, record))
+        .for_each_concurrent(NOTES_AT_ONCE, |record| audit(engine, record))
         .await;
     passed_over.len()
 }
 
 /// Reports an attempt that lost its lease, in the log and in the audit log.
-pub(super) async fn note(engine: &Inner, record: &Record) {
+pub(super) async fn audit(engine: &Inner, record: &Record) {
     let reference = record.id.reference();
     if matches!(record.state, State::Unknown { .. }) {
         engine.metrics.unknown.increment(1);
@@ -106,18 +106,18 @@ pub(super) async fn note(engine: &Inner, record: &Record) {
         engine.metrics.released.increment(1);
         tracing::info!(%reference, "an operation's lease and grace ended, and it is rolled back");
     }
-    let note = Note {
-        place: NotePlace::new(engine.clock.now(), &*engine.rng),
+    let entry = AuditEntry {
+        place: AuditPosition::new(engine.clock.now(), &*engine.rng),
         id: record.id,
         attempt: record.attempt,
-        action: Action::Abandon,
-        ended: Ended::Done,
+        action: AuditAction::ExpireLease,
+        ended: AuditResult::Done,
         before: "running".to_owned(),
         by: "reaper".to_owned(),
         reason: "its lease and grace ended without a word from it".to_owned(),
     };
     // A failure here is only logged: the change is done, and the record itself holds the cause.
-    if let Err(error) = engine.patiently(engine.store.note(note)).await {
+    if let Err(error) = engine.patiently(engine.store.audit(entry)).await {
         tracing::warn!(%reference, %error, "what the reaper did could not be noted");
     }
 }

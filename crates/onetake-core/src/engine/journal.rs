@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use crate::record::{Record, State};
-use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
 use super::housekeeping::rest;
 use super::{Engine, Inner, lost_claim};
@@ -29,7 +29,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Settlements that were kept together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct JournalBatch {
     /// The settlements that can be read.
     pub settlements: Vec<Settlement>,
     /// True if all settlements could be read. The others are logged, and stay in the journal.
@@ -45,7 +45,7 @@ pub trait Journal: fmt::Debug + Send + Sync + 'static {
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>>;
 
     /// Reads the entry of this name; `None` if it was removed.
-    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>>;
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>>;
 
     /// Removes an entry whose settlements are done.
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -155,7 +155,7 @@ async fn finish(
                     // ended.
                     let has_landed =
                         current.as_ref().is_some_and(|it| it.attempt == settlement.attempt);
-                    if settlement.verb == Verb::Release && !has_landed {
+                    if settlement.transition == Transition::Release && !has_landed {
                         lost_claim::release(engine, settlement.id, settlement.attempt);
                     }
                     report(settlement, current.as_deref());
@@ -190,7 +190,7 @@ async fn finish(
 
 /// Reports a settlement from the journal that changed nothing.
 fn report(settlement: &Settlement, current: Option<&Record>) {
-    if settlement.verb == Verb::Release {
+    if settlement.transition == Transition::Release {
         // The attempt had no effect, so nothing is lost.
         tracing::debug!(reference = %settlement.id.reference(), "there was nothing to release");
         return;
@@ -199,8 +199,8 @@ fn report(settlement: &Settlement, current: Option<&Record>) {
     let reference = settlement.id.reference();
     // The outcome was recorded before. Only its stored bytes differ: they may be sealed with
     // another key.
-    let is_ours = match (&settlement.verb, current.map(|record| &record.state)) {
-        (Verb::Complete(ours), Some(State::Completed { recording, .. })) => ours == recording,
+    let is_ours = match (&settlement.transition, current.map(|record| &record.state)) {
+        (Transition::Complete(ours), Some(State::Completed { recording, .. })) => ours == recording,
         _ => false,
     };
     if is_ours {

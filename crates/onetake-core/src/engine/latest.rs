@@ -13,12 +13,12 @@ use tokio::sync::Notify;
 
 /// The side that changes the value. When it is dropped, readers get [`Closed`].
 pub(crate) struct Latest<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<LatestState<T>>,
 }
 
 /// The side that waits for changes.
 pub(crate) struct Reader<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<LatestState<T>>,
     seen: u64,
 }
 
@@ -26,7 +26,7 @@ pub(crate) struct Reader<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closed;
 
-struct Shared<T> {
+struct LatestState<T> {
     state: Mutex<State<T>>,
     changed: Notify,
     readers: AtomicUsize,
@@ -42,7 +42,7 @@ impl<T: Clone> Latest<T> {
     pub(crate) fn new(value: T) -> Self {
         let state = Mutex::new(State { value, version: 0, is_closed: false });
         let (changed, readers) = (Notify::new(), AtomicUsize::new(0));
-        Self { shared: Arc::new(Shared { state, changed, readers }) }
+        Self { shared: Arc::new(LatestState { state, changed, readers }) }
     }
 
     pub(crate) fn get(&self) -> T {
@@ -113,7 +113,7 @@ impl<T> Drop for Reader<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T> LatestState<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

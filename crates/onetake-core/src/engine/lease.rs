@@ -13,11 +13,11 @@ use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
-use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
-use super::heart::Pulse;
+use super::renewal::LeaseState;
 use super::{Attempt, Engine, EngineError, Operation, SPANS};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
@@ -37,7 +37,7 @@ pub struct Lease {
     flying: Option<Flying>,
     fence: Fence,
     started: AtomicBool,
-    pulse: Arc<Pulse>,
+    lease_state: Arc<LeaseState>,
     engine: Engine,
 }
 
@@ -80,7 +80,7 @@ impl Lease {
         granted: Granted,
     ) -> Self {
         let Granted { attempt, fence, asked_at } = granted;
-        let pulse = engine.inner.heart.add(
+        let lease_state = engine.inner.renewer.add(
             operation.id,
             attempt,
             operation.terms,
@@ -98,7 +98,7 @@ impl Lease {
             }),
             fence,
             started: AtomicBool::new(false),
-            pulse,
+            lease_state,
             engine: engine.clone(),
         }
     }
@@ -106,13 +106,13 @@ impl Lease {
     /// Returns the id of the record.
     #[must_use]
     pub fn id(&self) -> RecordId {
-        self.pulse.id
+        self.lease_state.id
     }
 
     /// Returns the id of the attempt.
     #[must_use]
     pub fn attempt(&self) -> AttemptId {
-        self.pulse.attempt
+        self.lease_state.attempt
     }
 
     /// Returns the attempt's fence. Pass it to systems that can refuse lower fences.
@@ -141,8 +141,8 @@ impl Lease {
         if self.engine.inner.stopped.is_cancelled() {
             return Err(LeaseLost);
         }
-        let left = self.pulse.remaining(self.engine.inner.clock.monotonic());
-        if left < self.pulse.terms.lease / 4 || left.is_zero() {
+        let left = self.lease_state.remaining(self.engine.inner.clock.monotonic());
+        if left < self.lease_state.terms.lease / 4 || left.is_zero() {
             return Err(LeaseLost);
         }
         self.started.store(true, Ordering::Release);
@@ -152,17 +152,17 @@ impl Lease {
 
     /// Extends the renewal of the lease to `run_max` from now.
     pub(super) fn renew_for(&self, run_max: Duration) {
-        self.pulse.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
+        self.lease_state.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
     }
 
     /// Records the outcome. Show it only if the answer is [`Settling::Recorded`] (S6).
     pub async fn complete(self, recording: Recording) -> Settling {
-        self.settle(Verb::Complete(recording)).await
+        self.settle(Transition::Complete(recording)).await
     }
 
     /// Records a permanent failure.
     pub async fn fail(self, failure: Failure) -> Settling {
-        self.settle(Verb::Fail(failure)).await
+        self.settle(Transition::Fail(failure)).await
     }
 
     /// Decides to release the lease. Returns false if its outcome was promised
@@ -177,20 +177,20 @@ impl Lease {
     /// effect (S16). If its outcome was promised, it is recorded as failed instead: see
     /// [`may_release`](Self::may_release).
     pub async fn release(self) -> Settling {
-        self.settle(Verb::Release).await
+        self.settle(Transition::Release).await
     }
 
     /// Records that the operation started and that its outcome is unknown.
     pub async fn unknown(self, cause: Cause) -> Settling {
-        self.settle(Verb::Unknown(cause)).await
+        self.settle(Transition::Unknown(cause)).await
     }
 
     /// Settles by any verb; see the other methods. The settlement runs in its own task, so that a
     /// caller that is dropped cannot stop it.
-    pub async fn settle(self, verb: Verb) -> Settling {
+    pub async fn settle(self, transition: Transition) -> Settling {
         let engine = self.engine.clone();
         let (tell, told) = engine.inner.tasks.channel();
-        let settling = self.settle_here(verb).instrument(tracing::Span::current());
+        let settling = self.settle_here(transition).instrument(tracing::Span::current());
         engine.spawn(async move {
             let (settling, rest) = settling.await;
             let _gone = tell.send(settling);
@@ -206,9 +206,9 @@ impl Lease {
     /// the outcome is pending.
     pub(super) async fn settle_here(
         mut self,
-        verb: Verb,
+        transition: Transition,
     ) -> (Settling, Option<BoxFuture<'static, ()>>) {
-        let Some(mut settling) = self.hand_over(verb) else {
+        let Some(mut settling) = self.hand_over(transition) else {
             return (Settling::Pending, None);
         };
         let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
@@ -224,56 +224,61 @@ impl Lease {
     }
 
     /// Returns the verb for a lease that is dropped. The attempt had no effect if it never started.
-    pub(super) fn verb_if_dropped(&self) -> Verb {
+    pub(super) fn verb_if_dropped(&self) -> Transition {
         if self.started.load(Ordering::Acquire) {
-            Verb::Unknown(Cause::Interrupted)
+            Transition::Unknown(Cause::Interrupted)
         } else {
-            Verb::Release
+            Transition::Release
         }
     }
 
     /// Returns the settlement as a future that must be run to its end, or `None` if it was handed
     /// over before.
-    fn hand_over(&mut self, verb: Verb) -> Option<BoxFuture<'static, Settling>> {
+    fn hand_over(&mut self, transition: Transition) -> Option<BoxFuture<'static, Settling>> {
         let flying = self.flying.take()?;
         // An unknown outcome of an operation that rolls back is a release.
-        let rolls_back = self.pulse.terms.on_unknown == OnUnknown::Rollback;
-        let releases = match verb {
-            Verb::Release => true,
-            Verb::Unknown(_) => rolls_back,
+        let rolls_back = self.lease_state.terms.on_unknown == OnUnknown::Rollback;
+        let releases = match transition {
+            Transition::Release => true,
+            Transition::Unknown(_) => rolls_back,
             _ => false,
         };
-        let verb =
-            if releases && !flying.flight.release() { Verb::Fail(without_outcome()) } else { verb };
-        let span = tracing::debug_span!(target: SPANS, "settle", onetake.verb = word(&verb));
-        let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
+        let transition = if releases && !flying.flight.release() {
+            Transition::Fail(without_outcome())
+        } else {
+            transition
+        };
+        let span =
+            tracing::debug_span!(target: SPANS, "settle", onetake.transition = word(&transition));
+        let settlement =
+            Settlement { id: self.lease_state.id, attempt: self.lease_state.attempt, transition };
         let started = self.started.load(Ordering::Acquire);
-        let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
-        let task = settle(engine, pulse, settlement, flying, started).instrument(span);
+        let (engine, lease_state) = (self.engine.clone(), Arc::clone(&self.lease_state));
+        let task = settle(engine, lease_state, settlement, flying, started).instrument(span);
         Some(Box::pin(self.engine.inner.settling.track_future(task)))
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let verb = self.verb_if_dropped();
-        if let Some(settling) = self.hand_over(verb) {
+        let transition = self.verb_if_dropped();
+        if let Some(settling) = self.hand_over(transition) {
             self.engine.spawn(async move { drop(settling.await) });
         }
     }
 }
 
 /// Returns the name of a verb in traces.
-fn word(verb: &Verb) -> &'static str {
-    match verb {
-        Verb::Renew => "renew",
-        Verb::Complete(_) => "complete",
-        Verb::Fail(_) => "fail",
-        Verb::Release => "release",
-        Verb::Unknown(_) => "unknown",
-        Verb::Abandon => "abandon",
-        Verb::Defer(_) => "defer",
-        Verb::Forget => "forget",
+fn word(transition: &Transition) -> &'static str {
+    match transition {
+        Transition::Renew => "renew",
+        Transition::Complete(_) => "complete",
+        Transition::Fail(_) => "fail",
+        Transition::Release => "release",
+        Transition::Unknown(_) => "unknown",
+        Transition::ExpireLease => "abandon",
+        Transition::PostponeReconcile(_) => "defer",
+        Transition::Forget => "forget",
     }
 }
 
@@ -287,7 +292,7 @@ pub(crate) struct Granted {
 /// Settles with retries until the store answers, then lands the flight.
 async fn settle(
     engine: Engine,
-    pulse: Arc<Pulse>,
+    lease_state: Arc<LeaseState>,
     settlement: Settlement,
     flying: Flying,
     started: bool,
@@ -328,7 +333,7 @@ async fn settle(
             Ok(Settled::Stale { current }) => {
                 engine.metrics.stale.increment(1);
                 tracing::warn!(
-                    reference = %pulse.id.reference(),
+                    reference = %lease_state.id.reference(),
                     "a late settlement changed nothing: another attempt owns the key, or it is settled"
                 );
                 // The record may belong to a later use of the expired key, with another payload
@@ -348,7 +353,7 @@ async fn settle(
                     engine.could_not_settle(settlement.clone());
                     break (Settling::Pending, Landing::Failed(error.into()));
                 }
-                report(&pulse, &error);
+                report(&lease_state, &error);
                 tokio::select! {
                     biased;
                     () = engine.stopped.cancelled() => {}
@@ -360,31 +365,31 @@ async fn settle(
     };
     // The lease was renewed until here, or for `run_max`: a short outage of the store must not let
     // the lease end while the outcome waits.
-    engine.heart.remove(&pulse);
+    engine.renewer.remove(&lease_state);
     engine.metrics.running.decrement(1);
-    match (&settlement.verb, &settling) {
-        (Verb::Unknown(cause), Settling::Recorded(record))
+    match (&settlement.transition, &settling) {
+        (Transition::Unknown(cause), Settling::Recorded(record))
             if matches!(record.state, State::Unknown { .. }) =>
         {
             engine.metrics.unknown.increment(1);
             tracing::warn!(
-                reference = %pulse.id.reference(), %cause,
+                reference = %lease_state.id.reference(), %cause,
                 "an operation's outcome is unknown: somebody should look at it"
             );
         }
-        (Verb::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
+        (Transition::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
             engine.metrics.unknown.increment(1);
             tracing::error!(
-                reference = %pulse.id.reference(), route = %record.origin.route,
+                reference = %lease_state.id.reference(), route = %record.origin.route,
                 "an operation that completes in its own transaction ended without finishing it: its effects may be there, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit it through InTransaction"
             );
         }
-        (Verb::Release | Verb::Unknown(_), Settling::Recorded(_)) => {
+        (Transition::Release | Transition::Unknown(_), Settling::Recorded(_)) => {
             engine.metrics.released.increment(1)
         }
         _ => {}
     }
-    engine.flights.land(pulse.id, &flying.flight, landing);
+    engine.flights.land(lease_state.id, &flying.flight, landing);
     drop(flying);
     settling
 }
@@ -394,7 +399,7 @@ fn completed_itself(record: &Record, settlement: &Settlement) -> bool {
     record.attempt == settlement.attempt
         && record.terms.on_unknown == OnUnknown::Rollback
         && matches!(record.state, State::Completed { .. })
-        && !matches!(settlement.verb, Verb::Complete(_))
+        && !matches!(settlement.transition, Transition::Complete(_))
 }
 
 /// Returns the failure for an attempt whose outcome was promised and that has none.
@@ -405,9 +410,9 @@ fn without_outcome() -> Failure {
     }
 }
 
-fn report(pulse: &Pulse, error: &StoreError) {
+fn report(lease_state: &LeaseState, error: &StoreError) {
     tracing::warn!(
-        reference = %pulse.id.reference(), %error,
+        reference = %lease_state.id.reference(), %error,
         "an outcome could not be made durable yet; it is tried again"
     );
 }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::record::{AttemptId, OnUnknown, Record};
 use crate::scope::RecordId;
-use crate::store::{Settled, Settlement, Verb};
+use crate::store::{Settled, Settlement, Transition};
 
 use super::Inner;
 use super::operation::Attempt;
@@ -76,7 +76,7 @@ pub(super) fn release(engine: &Arc<Inner>, id: RecordId, attempt: AttemptId) {
     let own = Arc::clone(engine);
     let releasing = async move {
         own.metrics.lost_claims.increment(1);
-        let release = Settlement { id, attempt, verb: Verb::Release };
+        let release = Settlement { id, attempt, transition: Transition::Release };
         tokio::select! {
             biased;
             () = own.stopped.cancelled() => own.could_not_settle(release.clone()),

@@ -8,24 +8,24 @@ mod batch;
 mod builder;
 mod cache;
 mod claim;
-mod end;
 mod flight;
-mod heart;
 mod housekeeping;
 mod journal;
 mod latest;
 mod lease;
-mod look;
 mod lost_claim;
 mod metrics;
 mod operation;
 mod operators;
+mod read;
 mod reconcile;
 mod remote;
+mod renewal;
 mod replays;
 mod resolve;
 mod retry;
 mod run;
+mod shutdown;
 mod tasks;
 mod transact;
 mod untried;
@@ -49,23 +49,23 @@ use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store, StoreErr
 use batch::Lane;
 use cache::Cache;
 use flight::Flights;
-use heart::Heart;
 use lost_claim::LostClaims;
 use metrics::Metrics;
 use remote::Remote;
+use renewal::LeaseRenewer;
 use tasks::Tasks;
 
 pub use builder::EngineBuilder;
 pub use housekeeping::Housekeeping;
-pub use journal::{Journal, Kept};
+pub use journal::{Journal, JournalBatch};
 pub use lease::{Lease, LeaseLost, Settling};
-pub use look::Promise;
 pub use operation::{
     Answer, Attempt, Begin, EngineError, Limits, Operation, Outcome, RecordWith, Verdict,
     WhileRunning,
 };
-pub use operators::{Deed, Intervened, Intervention, Standing};
-pub use reconcile::{Asking, Found, Inquiry, Reconcile};
+pub use operators::{ExpectedState, Intervened, Intervention, OperatorAction};
+pub use read::Promise;
+pub use reconcile::{Inquiry, Reconcile, ReconcileAnswer, ReconcileOptions};
 pub use replays::Replays;
 pub use retry::{Again, OnRetry};
 pub use run::{Executed, Work};
@@ -103,7 +103,7 @@ pub(crate) struct Inner {
     settles: Lane<Settlement, Settled>,
     flights: Flights,
     cache: Cache,
-    heart: Heart,
+    renewer: LeaseRenewer,
     remote: Arc<Remote>,
     tracker: TaskTracker,
     /// The settlements that are under way.
@@ -119,7 +119,7 @@ pub(crate) struct Inner {
     running: Arc<Semaphore>,
     waiting: Semaphore,
     metrics: Arc<Metrics>,
-    replays: replays::Counts,
+    replays: replays::ReplayCounts,
     closing: AtomicBool,
     /// Cancelled when the engine stops. No work continues afterwards.
     stopped: CancellationToken,
@@ -162,7 +162,7 @@ impl Engine {
             }),
             flights: Flights::new(),
             cache: Cache::new(limits.cache_bytes_max, limits.cache_age_max),
-            heart: Heart::new(tasks.clone()),
+            renewer: LeaseRenewer::new(tasks.clone()),
             remote: Remote::new(
                 Arc::clone(&store),
                 Arc::clone(&clock),
@@ -180,7 +180,7 @@ impl Engine {
             running: Arc::new(Semaphore::new(limits.running_max)),
             waiting: Semaphore::new(limits.waiting_max),
             metrics,
-            replays: replays::Counts::default(),
+            replays: replays::ReplayCounts::default(),
             closing: AtomicBool::new(false),
             stopped: CancellationToken::new(),
             fatal: watch::Sender::new(None),
@@ -190,7 +190,7 @@ impl Engine {
             limits,
             tasks,
         });
-        inner.tasks.spawn(heart::beat(Arc::clone(&inner)));
+        inner.tasks.spawn(renewal::beat(Arc::clone(&inner)));
         let alive = Arc::new(inner.stopped.clone().drop_guard());
         Self { inner, _alive: alive }
     }

@@ -9,7 +9,7 @@ use crate::key::Key;
 use crate::origin::Origin;
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Scope};
-use crate::store::{StoreError, StoreErrorKind, Verb};
+use crate::store::{StoreError, StoreErrorKind, Transition};
 
 use super::lease::{Lease, Settling};
 use super::retry::OnRetry;
@@ -264,7 +264,7 @@ pub enum Verdict {
     Unknown(Cause),
 }
 
-impl From<Verdict> for Verb {
+impl From<Verdict> for Transition {
     fn from(verdict: Verdict) -> Self {
         match verdict {
             Verdict::Complete(recording) => Self::Complete(recording),

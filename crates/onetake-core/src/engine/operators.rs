@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use crate::note::{Action, Ended, Note, NotePlace, Notes};
+use crate::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, AuditResult};
 use crate::record::{AttemptId, Failure, Record, Recording, State};
 use crate::scope::{RecordId, Reference};
-use crate::store::{Answers, Cursor, Page, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{
+    Answers, Cursor, Page, Settled, Settlement, StoreError, StoreErrorKind, Transition,
+};
 
 use super::metrics::INTERVENTIONS;
 use super::replays::Replays;
@@ -25,7 +27,7 @@ pub struct Intervention {
     /// The attempt that the operator saw. If the key has another attempt by now, nothing is done.
     pub attempt: AttemptId,
     /// The action.
-    pub deed: Deed,
+    pub action: OperatorAction,
     /// The author, for the audit log.
     pub by: String,
     /// The reason, for the audit log. It must contain nothing secret.
@@ -35,7 +37,7 @@ pub struct Intervention {
 /// An action on a key whose outcome is unknown. `Forget` is possible for every key that is not
 /// running.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum OperatorAction {
     /// The attempt is known to have had no effect: another may run.
     Release,
     /// The attempt failed permanently.
@@ -45,13 +47,13 @@ pub enum Deed {
     /// The key becomes as if it had never been used, and can run again.
     Forget {
         /// The state of the key when the operator looked. If it differs by now, nothing is done.
-        seen: Standing,
+        seen: ExpectedState,
     },
 }
 
 /// The state of a key that is not running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum ExpectedState {
     /// The outcome is recorded.
     Completed,
     /// A failure is recorded.
@@ -62,7 +64,7 @@ pub enum Standing {
     Unknown,
 }
 
-impl Standing {
+impl ExpectedState {
     fn of(state: &State) -> Option<Self> {
         match state {
             State::Running { .. } => None,
@@ -74,26 +76,26 @@ impl Standing {
     }
 }
 
-impl Deed {
+impl OperatorAction {
     /// Returns the action's name in the audit log.
     #[must_use]
-    pub const fn action(&self) -> Action {
+    pub const fn action(&self) -> AuditAction {
         match self {
-            Self::Release => Action::Release,
-            Self::Fail(_) => Action::Fail,
-            Self::Resolve(_) => Action::Resolve,
-            Self::Forget { .. } => Action::Forget,
+            Self::Release => AuditAction::Release,
+            Self::Fail(_) => AuditAction::Fail,
+            Self::Resolve(_) => AuditAction::Resolve,
+            Self::Forget { .. } => AuditAction::Forget,
         }
     }
 }
 
-impl From<Deed> for Verb {
-    fn from(deed: Deed) -> Self {
-        match deed {
-            Deed::Release => Self::Release,
-            Deed::Fail(failure) => Self::Fail(failure),
-            Deed::Resolve(recording) => Self::Complete(recording),
-            Deed::Forget { .. } => Self::Forget,
+impl From<OperatorAction> for Transition {
+    fn from(action: OperatorAction) -> Self {
+        match action {
+            OperatorAction::Release => Self::Release,
+            OperatorAction::Fail(failure) => Self::Fail(failure),
+            OperatorAction::Resolve(recording) => Self::Complete(recording),
+            OperatorAction::Forget { .. } => Self::Forget,
         }
     }
 }
@@ -149,13 +151,13 @@ impl Engine {
     ///
     /// # Errors
     /// If the store does not answer in time, or the cursor belongs to another store.
-    pub async fn notes(
+    pub async fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> Result<Notes, StoreError> {
-        self.inner.patiently(self.inner.store.notes(of, from, limit)).await
+    ) -> Result<AuditPage, StoreError> {
+        self.inner.patiently(self.inner.store.audit_entries(of, from, limit)).await
     }
 
     /// Returns how often this process has replayed a record lately, as far as it remembers.
@@ -196,12 +198,14 @@ impl Inner {
         // An attempt that is under way in this process is not over, whatever the store says.
         let is_under_way =
             matches!(record.state, State::Unknown { .. }) && self.flights.has(&record.id);
-        let Some(stands) = Standing::of(&record.state).filter(|_| !is_under_way) else {
+        let Some(stands) = ExpectedState::of(&record.state).filter(|_| !is_under_way) else {
             return Ok(Intervened::Running(record));
         };
-        let seen = match wanted.deed {
-            Deed::Forget { seen } => seen,
-            Deed::Release | Deed::Fail(_) | Deed::Resolve(_) => Standing::Unknown,
+        let seen = match wanted.action {
+            OperatorAction::Forget { seen } => seen,
+            OperatorAction::Release | OperatorAction::Fail(_) | OperatorAction::Resolve(_) => {
+                ExpectedState::Unknown
+            }
         };
         if stands != seen {
             return Ok(Intervened::Stale(record));
@@ -210,8 +214,8 @@ impl Inner {
         // settled by its owner at this moment, and an outcome that the operator did not see must
         // not be forgotten. So the record is released first, which excludes the owner, and then
         // forgotten.
-        if stands == Standing::Unknown && wanted.deed.action() == Action::Forget {
-            let release = Intervention { deed: Deed::Release, ..wanted.clone() };
+        if stands == ExpectedState::Unknown && wanted.action.action() == AuditAction::Forget {
+            let release = Intervention { action: OperatorAction::Release, ..wanted.clone() };
             match self.intervened(release, &record).await? {
                 Intervened::Done(released) => return self.intervened(wanted, &released).await,
                 otherwise => return Ok(otherwise),
@@ -226,12 +230,12 @@ impl Inner {
         wanted: Intervention,
         record: &Record,
     ) -> Result<Intervened, StoreError> {
-        let (reference, action) = (wanted.id.reference(), wanted.deed.action().name());
+        let (reference, action) = (wanted.id.reference(), wanted.action.action().name());
         let intervened = self.carry_out(wanted, record).await;
         let ended = match &intervened {
-            Ok(Intervened::Done(_)) => Ended::Done,
-            Ok(_) => Ended::Stale,
-            Err(_) => Ended::Failed,
+            Ok(Intervened::Done(_)) => AuditResult::Done,
+            Ok(_) => AuditResult::Stale,
+            Err(_) => AuditResult::Failed,
         };
         let labels = [("action", action), ("ended", ended.name())];
         metrics::counter!(INTERVENTIONS, &labels).increment(1);
@@ -245,13 +249,13 @@ impl Inner {
         wanted: Intervention,
         record: &Record,
     ) -> Result<Intervened, StoreError> {
-        let Intervention { id, attempt, deed, by, reason } = wanted;
-        let mut note = Note {
-            place: NotePlace::new(self.clock.now(), &*self.rng),
+        let Intervention { id, attempt, action, by, reason } = wanted;
+        let mut entry = AuditEntry {
+            place: AuditPosition::new(self.clock.now(), &*self.rng),
             id,
             attempt,
-            action: deed.action(),
-            ended: Ended::Asked,
+            action: action.action(),
+            ended: AuditResult::Asked,
             before: match &record.state {
                 State::Unknown { cause, .. } => format!("unknown: {cause}"),
                 state => state.name().to_owned(),
@@ -259,19 +263,19 @@ impl Inner {
             by,
             reason,
         };
-        self.patiently(self.store.note(note.clone())).await?;
-        let forgets = deed.action() == Action::Forget;
-        let settlement = Settlement { id, attempt, verb: deed.into() };
+        self.patiently(self.store.audit(entry.clone())).await?;
+        let forgets = action.action() == AuditAction::Forget;
+        let settlement = Settlement { id, attempt, transition: action.into() };
         let settled = self.patiently(Box::pin(self.settles.submit(settlement))).await;
         if forgets {
             self.cache.forget(id, attempt, self.clock.monotonic());
         }
-        note.ended = match &settled {
-            Ok(Settled::Done { .. }) => Ended::Done,
-            Ok(Settled::Stale { .. }) => Ended::Stale,
-            Err(_) => Ended::Failed,
+        entry.ended = match &settled {
+            Ok(Settled::Done { .. }) => AuditResult::Done,
+            Ok(Settled::Stale { .. }) => AuditResult::Stale,
+            Err(_) => AuditResult::Failed,
         };
-        let noted = self.patiently(self.store.note(note)).await;
+        let noted = self.patiently(self.store.audit(entry)).await;
         let settled = settled?;
         if let Err(error) = noted {
             // The action is done, and the audit log says that it was requested.
@@ -332,40 +336,44 @@ mod tests {
         engine.inner.read_from_store(operation(key).id).await.unwrap().unwrap()
     }
 
-    fn want(record: &Record, deed: Deed) -> Intervention {
+    fn want(record: &Record, action: OperatorAction) -> Intervention {
         let (by, reason) = ("somebody".to_owned(), "the bank says so".to_owned());
-        Intervention { id: record.id, attempt: record.attempt, deed, by, reason }
+        Intervention { id: record.id, attempt: record.attempt, action, by, reason }
     }
 
-    fn deeds() -> [Deed; 4] {
+    fn deeds() -> [OperatorAction; 4] {
         let failure = Failure { code: "declined".into(), detail: "by the bank".into() };
         [
-            Deed::Release,
-            Deed::Fail(failure),
-            Deed::Resolve(Recording::new("paid after all")),
-            Deed::Forget { seen: Standing::Unknown },
+            OperatorAction::Release,
+            OperatorAction::Fail(failure),
+            OperatorAction::Resolve(Recording::new("paid after all")),
+            OperatorAction::Forget { seen: ExpectedState::Unknown },
         ]
     }
 
     #[tokio::test]
     async fn the_unknown_is_settled_and_noted() {
         let engine = engine();
-        for (number, deed) in deeds().into_iter().enumerate() {
+        for (number, action) in deeds().into_iter().enumerate() {
             let key = format!("unknown {number}");
             let unknown = settled(&engine, &key, Verdict::Unknown(Cause::TimedOut)).await;
-            let done = engine.intervene(want(&unknown, deed.clone())).await.unwrap();
+            let done = engine.intervene(want(&unknown, action.clone())).await.unwrap();
             let Intervened::Done(record) = done else { panic!("{done:?}") };
             let now = engine.begin(&operation(&key)).await.unwrap();
-            match deed {
-                Deed::Release | Deed::Forget { .. } => assert!(matches!(now, Begin::Run(_))),
-                Deed::Fail(_) => assert!(matches!(now, Begin::Answer(Answer::Failed(_)))),
-                Deed::Resolve(_) => assert!(matches!(now, Begin::Answer(Answer::Replay(_)))),
+            match action {
+                OperatorAction::Release | OperatorAction::Forget { .. } => {
+                    assert!(matches!(now, Begin::Run(_)))
+                }
+                OperatorAction::Fail(_) => assert!(matches!(now, Begin::Answer(Answer::Failed(_)))),
+                OperatorAction::Resolve(_) => {
+                    assert!(matches!(now, Begin::Answer(Answer::Replay(_))))
+                }
             }
-            let notes = engine.notes(Some(record.id), None, 10).await.unwrap().notes;
+            let entries = engine.audit_entries(Some(record.id), None, 10).await.unwrap().entries;
             // A key is released before it is forgotten.
-            assert_eq!(notes.len(), 1 + usize::from(deed.action() == Action::Forget));
-            assert_eq!((notes[0].action, notes[0].ended), (deed.action(), Ended::Done));
-            let first = notes.last().unwrap();
+            assert_eq!(entries.len(), 1 + usize::from(action.action() == AuditAction::Forget));
+            assert_eq!((entries[0].action, entries[0].ended), (action.action(), AuditResult::Done));
+            let first = entries.last().unwrap();
             assert_eq!(
                 (&*first.before, &*first.reason),
                 ("unknown: it took longer than it was allowed to", "the bank says so")
@@ -380,27 +388,27 @@ mod tests {
         let running = engine.inner.read_from_store(operation("runs").id).await.unwrap().unwrap();
         let completed =
             settled(&engine, "completed", Verdict::Complete(Recording::new("paid"))).await;
-        for deed in deeds() {
-            let answer = engine.intervene(want(&running, deed.clone())).await.unwrap();
+        for action in deeds() {
+            let answer = engine.intervene(want(&running, action.clone())).await.unwrap();
             assert!(matches!(answer, Intervened::Running(_)), "{answer:?}");
-            let mut stale = want(&completed, deed.clone());
+            let mut stale = want(&completed, action.clone());
             stale.attempt = running.attempt;
             let answer = engine.intervene(stale).await.unwrap();
             assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
-            let mut absent = want(&completed, deed.clone());
+            let mut absent = want(&completed, action.clone());
             absent.id = operation("absent").id;
             let answer = engine.intervene(absent).await.unwrap();
             assert!(matches!(answer, Intervened::Absent), "{answer:?}");
             // A recorded outcome never changes (S4). It can only be forgotten, by an operator who
             // saw that state.
-            let answer = engine.intervene(want(&completed, deed)).await.unwrap();
+            let answer = engine.intervene(want(&completed, action)).await.unwrap();
             assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
         }
-        let mut stale = want(&completed, Deed::Forget { seen: Standing::Completed });
+        let mut stale = want(&completed, OperatorAction::Forget { seen: ExpectedState::Completed });
         stale.attempt = running.attempt;
         let answer = engine.intervene(stale).await.unwrap();
         assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
-        assert_eq!(engine.notes(None, None, 10).await.unwrap().notes, []);
+        assert_eq!(engine.audit_entries(None, None, 10).await.unwrap().entries, []);
         drop(lease);
     }
 
@@ -414,7 +422,7 @@ mod tests {
         ));
         assert_eq!(engine.replays(&completed).count, 1);
         let done = engine
-            .intervene(want(&completed, Deed::Forget { seen: Standing::Completed }))
+            .intervene(want(&completed, OperatorAction::Forget { seen: ExpectedState::Completed }))
             .await
             .unwrap();
         assert!(matches!(done, Intervened::Done(_)));

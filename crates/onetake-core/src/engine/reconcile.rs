@@ -1,6 +1,6 @@
 //! Reconciliation: asks for the outcomes of unknown attempts, and settles them by the answer.
 //!
-//! A node first postpones the record in the store ([`Verb::Defer`]), so that only one of several
+//! A node first postpones the record in the store ([`Transition::Defer`]), so that only one of several
 //! nodes reconciles it. If that node dies, the record is due again later. Every settlement is
 //! fenced by the attempt: if the owner returns first, its outcome counts, and the reconciliation
 //! changes nothing.
@@ -15,11 +15,11 @@ use futures_util::{FutureExt, StreamExt};
 
 use crate::clock::Timestamp;
 use crate::record::{Failure, Record, Recording, State};
-use crate::store::{Due, DueAttempt, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Due, DueAttempt, Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
 use super::housekeeping::rest;
 use super::metrics::RECONCILED;
-use super::operators::{Deed, Intervened, Intervention};
+use super::operators::{Intervened, Intervention, OperatorAction};
 use super::{Engine, Inner};
 
 /// The author of the audit entries of reconciliation.
@@ -39,7 +39,7 @@ pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
 
     /// Asks for the outcome. The future is dropped after [`Inquiry::timeout`], and asked again
     /// later, perhaps by another node.
-    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found>;
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer>;
 }
 
 /// The time limits of a reconciliation.
@@ -81,7 +81,7 @@ impl Default for Inquiry {
 
 /// The result of an ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum ReconcileAnswer {
     /// The outcome of the operation.
     Completed(Recording),
     /// The operation failed permanently.
@@ -97,7 +97,7 @@ pub enum Found {
 
 /// The interval, batch size and parallelism of reconciliation.
 #[derive(Clone, Copy, Debug)]
-pub struct Asking {
+pub struct ReconcileOptions {
     /// The pause between two searches for records that are due.
     pub interval: Duration,
     /// The number of records taken at a time.
@@ -106,7 +106,7 @@ pub struct Asking {
     pub at_once: usize,
 }
 
-impl Default for Asking {
+impl Default for ReconcileOptions {
     fn default() -> Self {
         // A whole batch at once: a service that hangs delays the others by one timeout only.
         Self { interval: Duration::from_secs(1), batch: 64, at_once: 64 }
@@ -116,7 +116,7 @@ impl Default for Asking {
 impl Engine {
     /// Reconciles all unknown records under [`OnUnknown::Reconcile`](crate::OnUnknown::Reconcile)
     /// with `reconciler`, from now on and until the engine ends.
-    pub fn reconcile_with(&self, reconciler: Arc<dyn Reconcile>, asking: Asking) {
+    pub fn reconcile_with(&self, reconciler: Arc<dyn Reconcile>, asking: ReconcileOptions) {
         let inner = Arc::clone(&self.inner);
         self.inner.tasks.spawn(async move {
             loop {
@@ -130,12 +130,12 @@ impl Engine {
 
     /// Reconciles the records that are due, once. Returns the number of records that are no longer
     /// due.
-    pub async fn reconcile(&self, reconciler: &dyn Reconcile, asking: Asking) -> usize {
+    pub async fn reconcile(&self, reconciler: &dyn Reconcile, asking: ReconcileOptions) -> usize {
         reconcile(&self.inner, reconciler, asking).await
     }
 }
 
-async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -> usize {
+async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: ReconcileOptions) -> usize {
     let due = match engine.store.due(Due::Reconcile, asking.batch.max(1)).await {
         Ok(due) => due,
         Err(error) => {
@@ -216,7 +216,7 @@ async fn one(
         return Ok(true);
     }
     let found = if is_early {
-        Found::NotAsked(
+        ReconcileAnswer::NotAsked(
             "nobody may be asked before the key expires: it is kept for too short".to_owned(),
         )
     } else {
@@ -225,8 +225,12 @@ async fn one(
     let is_over =
         ends(&record, at, inquiry) <= now && asks_for >= inquiry.limit.min(inquiry.pause_max);
     let found = match found {
-        Found::Unclear(why) if is_over || is_last => Found::Failed(never_told(inquiry, &why)),
-        Found::NotAsked(why) if is_last => Found::Failed(never_told(inquiry, &why)),
+        ReconcileAnswer::Unclear(why) if is_over || is_last => {
+            ReconcileAnswer::Failed(never_told(inquiry, &why))
+        }
+        ReconcileAnswer::NotAsked(why) if is_last => {
+            ReconcileAnswer::Failed(never_told(inquiry, &why))
+        }
         found => found,
     };
     settle(engine, &record, found).await?;
@@ -245,7 +249,11 @@ fn never_told(inquiry: Inquiry, why: &str) -> Failure {
 
 /// Postpones the record, so that no other node reconciles it meanwhile.
 async fn defer(engine: &Inner, lost: DueAttempt, hold: Duration) -> Result<Settled, StoreError> {
-    let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
+    let defer = Settlement {
+        id: lost.id,
+        attempt: lost.attempt,
+        transition: Transition::PostponeReconcile(hold),
+    };
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }
 
@@ -306,37 +314,43 @@ async fn ask(
     reconciler: &dyn Reconcile,
     record: &Arc<Record>,
     inquiry: Inquiry,
-) -> Found {
+) -> ReconcileAnswer {
     tokio::select! {
         biased;
         found = AssertUnwindSafe(async { reconciler.ask(Arc::clone(record)).await }).catch_unwind() => {
-            found.unwrap_or_else(|_| Found::Unclear("the reconciler panicked".to_owned()))
+            found.unwrap_or_else(|_| ReconcileAnswer::Unclear("the reconciler panicked".to_owned()))
         }
         () = engine.clock.sleep(inquiry.timeout) => {
-            Found::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
+            ReconcileAnswer::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
         }
     }
 }
 
-async fn settle(engine: &Inner, record: &Arc<Record>, found: Found) -> Result<(), StoreError> {
+async fn settle(
+    engine: &Inner,
+    record: &Arc<Record>,
+    found: ReconcileAnswer,
+) -> Result<(), StoreError> {
     let reference = record.id.reference();
-    let (word, deed, reason) = match found {
-        Found::Unclear(why) | Found::NotAsked(why) => {
+    let (word, action, reason) = match found {
+        ReconcileAnswer::Unclear(why) | ReconcileAnswer::NotAsked(why) => {
             metrics::counter!(RECONCILED, "found" => "unclear").increment(1);
             tracing::warn!(%reference, %why, "it is still unknown what became of an operation");
             return Ok(());
         }
-        Found::Completed(recording) => {
-            ("completed", Deed::Resolve(recording), "its outcome was found".to_owned())
+        ReconcileAnswer::Completed(recording) => {
+            ("completed", OperatorAction::Resolve(recording), "its outcome was found".to_owned())
         }
-        Found::NotExecuted => ("released", Deed::Release, "it was not executed".to_owned()),
-        Found::Failed(failure) => {
+        ReconcileAnswer::NotExecuted => {
+            ("released", OperatorAction::Release, "it was not executed".to_owned())
+        }
+        ReconcileAnswer::Failed(failure) => {
             let reason = failure.detail.clone();
-            ("failed", Deed::Fail(failure), reason)
+            ("failed", OperatorAction::Fail(failure), reason)
         }
     };
     let (id, attempt, by) = (record.id, record.attempt, BY.to_owned());
-    let wanted = Intervention { id, attempt, deed, by, reason };
+    let wanted = Intervention { id, attempt, action, by, reason };
     match engine.carry_out(wanted, record).await? {
         Intervened::Done(_) => {
             metrics::counter!(RECONCILED, "found" => word).increment(1);
@@ -379,7 +393,7 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: at,
             claimed_at: at,
-            history: crate::origin::History::default(),
+            history: crate::origin::AttemptHistory::default(),
             state: State::Unknown { at, cause: Cause::TimedOut, ask_at: at },
         };
         let seconds = |after_unknown: u32, asks_for: u32| {

@@ -17,7 +17,7 @@ use super::tasks::Tasks;
 
 /// `None` while the other node's attempt still runs; then the record, or `Some(None)` if there is
 /// none.
-pub(crate) type Seen = Option<Option<Arc<Record>>>;
+pub(crate) type RemoteState = Option<Option<Arc<Record>>>;
 
 #[derive(Debug)]
 pub(crate) struct Remote {
@@ -32,7 +32,7 @@ pub(crate) struct Remote {
 #[derive(Debug, Default)]
 struct Inner {
     /// A sorted map, so that a simulation can be repeated exactly.
-    watched: BTreeMap<RecordId, Latest<Seen>>,
+    watched: BTreeMap<RecordId, Latest<RemoteState>>,
     polling: bool,
 }
 
@@ -48,7 +48,7 @@ impl Remote {
     }
 
     /// Returns a reader that changes when the record stops running.
-    pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> Reader<Seen> {
+    pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> Reader<RemoteState> {
         let mut inner = self.lock();
         let sender = inner.watched.entry(id).or_insert_with(|| Latest::new(None));
         let receiver = sender.reader();
@@ -80,7 +80,7 @@ impl Remote {
         true
     }
 
-    fn tell(&self, id: RecordId, answer: Seen) {
+    fn tell(&self, id: RecordId, answer: RemoteState) {
         let Some(found) = answer else { return };
         let runs = found.as_ref().is_some_and(|r| matches!(r.state, State::Running { .. }));
         if !runs && let Some(sender) = self.lock().watched.remove(&id) {

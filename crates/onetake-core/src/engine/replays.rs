@@ -22,13 +22,13 @@ pub struct Replays {
 
 /// The outcome of one attempt. A key that is used again after it expired has another attempt, so
 /// its count starts at zero.
-type Outcome = (RecordId, AttemptId);
+type ReplayKey = (RecordId, AttemptId);
 
 /// Two generations: when the newer one is full, the older one is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Mutex<[HashMap<Outcome, Replays>; 2]>);
+pub(crate) struct ReplayCounts(Mutex<[HashMap<ReplayKey, Replays>; 2]>);
 
-impl Counts {
+impl ReplayCounts {
     pub(crate) fn count(&self, record: &Record, now: Timestamp) {
         let id = (record.id, record.attempt);
         let mut generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,14 +62,14 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: Timestamp::default(),
             claimed_at: Timestamp::default(),
-            history: crate::origin::History::default(),
+            history: crate::origin::AttemptHistory::default(),
             state: crate::State::Released { at: Timestamp::default() },
         }
     }
 
     #[test]
     fn the_latest_are_remembered_in_bounded_memory() {
-        let counts = Counts::default();
+        let counts = ReplayCounts::default();
         let at = Timestamp::from_micros;
         for number in 0..5 * RECORDS_MIN {
             counts.count(&record(number), at(number as u64));

@@ -17,7 +17,7 @@ use crate::record::Record;
 use super::claim::claim;
 use super::flight::{Entered, Flight};
 use super::retry::roll_back;
-use super::wait::{Next, Patience, elsewhere, interpret, join, settled};
+use super::wait::{Patience, WaitStep, elsewhere, interpret, join, settled};
 use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
 /// The part of the operation's task that uses a granted lease.
@@ -81,7 +81,7 @@ impl Engine {
                 return Resolved::Answered(answer, granted);
             }
             let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
-                Entered::Full => Next::Answer(Answer::InFlight),
+                Entered::Full => WaitStep::Answer(Answer::InFlight),
                 Entered::Leader(flight) => {
                     match self.lead(operation, asked, flight, granted).await {
                         Told::Resolved(resolved) => return resolved,
@@ -97,14 +97,14 @@ impl Engine {
                 },
             };
             let answer = match next {
-                Next::Answer(answer) => answer,
-                Next::Again => continue,
-                Next::Other(found) if operation.recognises(&found) => {
+                WaitStep::Answer(answer) => answer,
+                WaitStep::Again => continue,
+                WaitStep::Other(found) if operation.recognises(&found) => {
                     asked = found;
                     continue;
                 }
-                Next::Other(_) => Answer::Mismatch,
-                Next::RunsElsewhere => {
+                WaitStep::Other(_) => Answer::Mismatch,
+                WaitStep::RunsElsewhere => {
                     match elsewhere(inner, operation.id, &asked, &mut patience).await {
                         Some(answer) => answer,
                         None => continue,

@@ -116,11 +116,11 @@ impl<W: Work> Granted for Perform<W> {
 
     async fn proceed(self, lease: Lease) -> Proceeded<Self::Told> {
         let ran = AssertUnwindSafe(async { self.0.run(&lease).await }).catch_unwind().await;
-        let (verb, output) = match ran {
+        let (transition, output) = match ran {
             Ok((verdict, output)) => (verdict.into(), Some(output)),
             Err(_panic) => (lease.verb_if_dropped(), None),
         };
-        let (settling, rest) = lease.settle_here(verb).await;
+        let (settling, rest) = lease.settle_here(transition).await;
         Proceeded { told: (settling, output), rest }
     }
 }

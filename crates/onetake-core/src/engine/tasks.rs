@@ -30,11 +30,11 @@ pub struct Traffic {
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
     runtime: Handle,
-    counts: Arc<Counts>,
+    counts: Arc<TaskCounts>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct TaskCounts {
     tasks: AtomicU64,
     hops: AtomicU64,
 }
@@ -74,7 +74,7 @@ impl Tasks {
     }
 
     pub(crate) fn traffic(&self) -> Traffic {
-        let Counts { tasks, hops } = &*self.counts;
+        let TaskCounts { tasks, hops } = &*self.counts;
         Traffic { tasks: tasks.load(Ordering::Relaxed), hops: hops.load(Ordering::Relaxed) }
     }
 }
@@ -83,7 +83,7 @@ impl Tasks {
 #[derive(Debug)]
 pub(crate) struct Receiver<T> {
     inner: oneshot::Receiver<T>,
-    counts: Arc<Counts>,
+    counts: Arc<TaskCounts>,
     has_waited: bool,
 }
 

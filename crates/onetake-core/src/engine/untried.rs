@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 
+use crate::audit::{AuditAction, AuditEntry, AuditPosition, AuditResult};
 use crate::clock::Timestamp;
-use crate::note::{Action, Ended, Note, NotePlace};
 use crate::record::Fence;
 use crate::scope::RecordId;
 use crate::store::StoreError;
@@ -42,11 +42,11 @@ impl Engine {
 
     /// Returns the fences of a record's attempts that were never tried.
     pub(crate) async fn untried(&self, id: RecordId) -> Result<Vec<Fence>, StoreError> {
-        let notes = self.notes(Some(id), None, ENTRIES_MAX).await?.notes;
-        let untried = notes
+        let entries = self.audit_entries(Some(id), None, ENTRIES_MAX).await?.entries;
+        let untried = entries
             .iter()
-            .filter(|note| note.action == Action::Release && note.before == BEFORE)
-            .map(|note| Fence::new(note.place.at().as_micros()));
+            .filter(|entry| entry.action == AuditAction::Release && entry.before == BEFORE)
+            .map(|entry| Fence::new(entry.place.at().as_micros()));
         Ok(untried.collect())
     }
 }
@@ -58,12 +58,12 @@ pub(super) fn note_untried(
     by: &str,
     reason: &str,
 ) -> JoinHandle<()> {
-    let note = Note {
-        place: NotePlace::new(Timestamp::from_micros(attempt.fence.get()), &*engine.rng),
+    let entry = AuditEntry {
+        place: AuditPosition::new(Timestamp::from_micros(attempt.fence.get()), &*engine.rng),
         id: attempt.id,
         attempt: attempt.attempt,
-        action: Action::Release,
-        ended: Ended::Done,
+        action: AuditAction::Release,
+        ended: AuditResult::Done,
         before: BEFORE.to_owned(),
         by: by.to_owned(),
         reason: reason.to_owned(),
@@ -71,7 +71,8 @@ pub(super) fn note_untried(
     let own = Arc::clone(engine);
     let writing = async move {
         let mut pause = PAUSE_MIN;
-        while own.patiently(own.store.note(note.clone())).await.is_err() && rest(&own, pause).await
+        while own.patiently(own.store.audit(entry.clone())).await.is_err()
+            && rest(&own, pause).await
         {
             pause = (pause * 2).min(PAUSE_MAX);
         }

@@ -15,10 +15,10 @@ use super::Inner;
 use super::flight::{Landing, Phase};
 use super::latest::Reader;
 use super::operation::{Answer, EngineError, WhileRunning};
-use super::remote::Seen;
+use super::remote::RemoteState;
 
 /// The next step after reading a record.
-pub(super) enum Next {
+pub(super) enum WaitStep {
     Answer(Answer),
     /// The record has this other fingerprint.
     Other(Fingerprint),
@@ -27,15 +27,17 @@ pub(super) enum Next {
 }
 
 /// Returns the next step for a caller with this fingerprint and the record that was found.
-pub(super) fn interpret(record: &Arc<Record>, asked: &Fingerprint, now: Timestamp) -> Next {
+pub(super) fn interpret(record: &Arc<Record>, asked: &Fingerprint, now: Timestamp) -> WaitStep {
     // The store decides about leases. It left this one to its owner, whose grace may count from the
     // end of an outage.
     let at = Moment { now, contact: Contact::Unknown };
     match decide::read(Some(record), asked, at) {
-        Reading::Mismatch => Next::Other(record.fingerprint),
-        Reading::InFlight => Next::RunsElsewhere,
-        Reading::Unknown | Reading::Settled => Answer::of(record).map_or(Next::Again, Next::Answer),
-        Reading::Free | Reading::Abandoned => Next::Again,
+        Reading::Mismatch => WaitStep::Other(record.fingerprint),
+        Reading::InFlight => WaitStep::RunsElsewhere,
+        Reading::Unknown | Reading::Settled => {
+            Answer::of(record).map_or(WaitStep::Again, WaitStep::Answer)
+        }
+        Reading::Free | Reading::Abandoned => WaitStep::Again,
     }
 }
 
@@ -85,7 +87,7 @@ pub(super) async fn join(
     asked: &Fingerprint,
     mut phase: Reader<Phase>,
     patience: &mut Patience<'_>,
-) -> Result<Next, EngineError> {
+) -> Result<WaitStep, EngineError> {
     let mut waited = false;
     loop {
         let current = phase.get();
@@ -95,7 +97,7 @@ pub(super) async fn join(
                 let engine = patience.engine;
                 tokio::select! {
                     biased;
-                    changed = phase.changed() => if changed.is_err() { return Ok(Next::Again) },
+                    changed = phase.changed() => if changed.is_err() { return Ok(WaitStep::Again) },
                     () = engine.clock.sleep(engine.limits.claim_patience) => {
                         return Err(EngineError::no_answer());
                     }
@@ -103,30 +105,30 @@ pub(super) async fn join(
             }
             Phase::Running(fingerprint) => {
                 if fingerprint != *asked {
-                    return Ok(Next::Other(fingerprint));
+                    return Ok(WaitStep::Other(fingerprint));
                 }
                 let left = match patience.left() {
                     Ok(left) => left,
-                    Err(answer) => return Ok(Next::Answer(answer)),
+                    Err(answer) => return Ok(WaitStep::Answer(answer)),
                 };
                 waited = true;
                 tokio::select! {
                     biased;
-                    changed = phase.changed() => if changed.is_err() { return Ok(Next::Again) },
+                    changed = phase.changed() => if changed.is_err() { return Ok(WaitStep::Again) },
                     () = patience.engine.clock.sleep(left) => {
-                        return Ok(Next::Answer(Answer::WaitTimeout));
+                        return Ok(WaitStep::Answer(Answer::WaitTimeout));
                     }
                 }
             }
             Phase::Landed(Landing::Record(record, now)) => {
                 // Many waiters must not become many claims at once.
                 if waited && matches!(record.state, State::Released { .. }) {
-                    return Ok(Next::Answer(Answer::InFlight));
+                    return Ok(WaitStep::Answer(Answer::InFlight));
                 }
                 return Ok(interpret(&record, asked, now));
             }
             Phase::Landed(Landing::Failed(error)) => return Err(error),
-            Phase::Landed(Landing::Nothing) => return Ok(Next::Again),
+            Phase::Landed(Landing::Nothing) => return Ok(WaitStep::Again),
         }
     }
 }
@@ -159,7 +161,7 @@ pub(super) async fn elsewhere(
 }
 
 /// Returns the record once it no longer runs; `None` if there is none, or the polling has ended.
-async fn stopped(seen: &mut Reader<Seen>) -> Option<Arc<Record>> {
+async fn stopped(seen: &mut Reader<RemoteState>) -> Option<Arc<Record>> {
     loop {
         if let Some(found) = seen.get() {
             return found;
@@ -186,13 +188,13 @@ mod tests {
             origin: crate::Origin::default(),
             created_at: Timestamp::default(),
             claimed_at: Timestamp::default(),
-            history: crate::origin::History::default(),
+            history: crate::origin::AttemptHistory::default(),
             state: State::Running { lease_until: Timestamp::default() },
         });
         let long_after = Timestamp::from_micros(u64::MAX);
         assert!(matches!(
             interpret(&record, &operation.fingerprint, long_after),
-            Next::RunsElsewhere
+            WaitStep::RunsElsewhere
         ));
     }
 }

@@ -6,11 +6,13 @@
 
 use std::sync::Arc;
 
-use onetake_conformance::{BuggyStore, Capabilities, Report, Simulated, StoreBug, run, run_engine};
+use onetake_conformance::{
+    BuggyStore, Capabilities, ConformanceReport, Simulated, StoreBug, run, run_engine,
+};
 use onetake_core::MemoryStore;
 
 /// Runs the suite that always finds this bug. Other suites find some bugs only in a lucky race.
-async fn report(bug: StoreBug) -> Report {
+async fn report(bug: StoreBug) -> ConformanceReport {
     match bug {
         StoreBug::SettleWithoutAttemptCheck
         | StoreBug::SweepWithoutRecheck

@@ -9,7 +9,8 @@ use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
     Answer, Begin, Fingerprint, FingerprintKey, Limits, MemoryStore, OnUnknown, Operation, Outcome,
-    Recording, Settlement, Settling, Store, Terms, Verb, Verdict, WhileRunning, delegate_store,
+    Recording, Settlement, Settling, Store, Terms, Transition, Verdict, WhileRunning,
+    delegate_store,
 };
 
 use super::{engine_on, memory, operation, pass, settle_down};
@@ -20,8 +21,8 @@ const WAIT: WhileRunning = WhileRunning::Wait(Duration::from_secs(20));
 async fn end_life(store: &MemoryStore, key: &str) {
     let id = operation(key).id;
     let record = store.load(vec![id]).await.remove(0).unwrap().unwrap();
-    for verb in [Verb::Complete(Recording::new("the first life")), Verb::Forget] {
-        let settlement = Settlement { id, attempt: record.attempt, verb };
+    for transition in [Transition::Complete(Recording::new("the first life")), Transition::Forget] {
+        let settlement = Settlement { id, attempt: record.attempt, transition };
         store.settle(vec![settlement]).await.remove(0).unwrap();
     }
     assert!(store.load(vec![id]).await.remove(0).unwrap().is_none());
@@ -130,7 +131,8 @@ impl Store for Rotating {
             if let Some(next) = next {
                 let id = next.id;
                 let record = self.memory.load(vec![id]).await.remove(0).unwrap().unwrap();
-                let forget = Settlement { id, attempt: record.attempt, verb: Verb::Forget };
+                let forget =
+                    Settlement { id, attempt: record.attempt, transition: Transition::Forget };
                 self.memory.settle(vec![forget]).await.remove(0).unwrap();
                 let other_node =
                     onetake_core::Engine::new(Arc::clone(&self.memory) as Arc<dyn Store>);
@@ -199,8 +201,8 @@ async fn an_outcome_that_a_transaction_recorded_long_ago_is_not_replayed_when_it
     let operation = operation("t").terms(Terms { ttl, on_unknown, ..Terms::default() });
     let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
     lease.start().unwrap();
-    let verb = Verb::Complete(Recording::new("paid"));
-    let committed = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
+    let transition = Transition::Complete(Recording::new("paid"));
+    let committed = Settlement { id: lease.id(), attempt: lease.attempt(), transition };
     assert!(matches!(memory.settle(vec![committed]).await.remove(0), Ok(Settled::Done { .. })));
     // The check for the commit is late.
     pass(&clock, Duration::from_secs(1), 9).await;

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_conformance::{Fault, Faulty};
-use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
+use onetake_conformance::{Faulty, StoreFault};
+use onetake_core::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, AuditResult};
 use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Cursor, RecordIndex, Settled};
 use onetake_core::{
     Attempt, Inbox, InboxOptions, Limits, ManualClock, MemoryStore, Received, Record, RecordId,
-    Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Timestamp, Verb,
+    Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Timestamp, Transition,
     delegate_store,
 };
 
@@ -75,17 +75,17 @@ impl Store for Unreachable {
 }
 
 impl AuditLog for Unreachable {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.or_error(self.memory.note(note)).await }.boxed()
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.or_error(self.memory.audit(entry)).await }.boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        async move { self.or_error(self.memory.notes(of, from, limit)).await }.boxed()
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        async move { self.or_error(self.memory.audit_entries(of, from, limit)).await }.boxed()
     }
 }
 
@@ -200,19 +200,21 @@ async fn what_an_operator_released_is_a_try() {
         assert_eq!(attempts, number);
         let id = memory.page(None, 10).await.unwrap().ids.remove(0);
         let record = memory.load(vec![id]).await.remove(0).unwrap().unwrap();
-        for (action, before) in [(Action::Release, "unknown"), (Action::Resolve, "running")] {
+        for (action, before) in
+            [(AuditAction::Release, "unknown"), (AuditAction::Resolve, "running")]
+        {
             let at = Timestamp::from_micros(record.fence.get());
-            let note = Note {
-                place: NotePlace::new(at, &SystemRng),
+            let entry = AuditEntry {
+                place: AuditPosition::new(at, &SystemRng),
                 id,
                 attempt: record.attempt,
                 action,
-                ended: Ended::Done,
+                ended: AuditResult::Done,
                 before: before.to_owned(),
                 by: "somebody".to_owned(),
                 reason: "it had no effect".to_owned(),
             };
-            memory.note(note).await.unwrap();
+            memory.audit(entry).await.unwrap();
         }
     }
 }
@@ -226,12 +228,12 @@ async fn a_claim_whose_answer_was_lost_is_no_try() {
     let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
     let deliver = || inbox.receive("message 1", async move |_| Err("cannot be dealt with"));
     for number in 0..6 {
-        faulty.fail_claims(Fault::LostAnswer);
-        faulty.fail_settlements(Fault::Unavailable);
+        faulty.fail_claims(StoreFault::LostAnswer);
+        faulty.fail_settlements(StoreFault::Unavailable);
         let lost = deliver().await;
         assert!(lost.is_err(), "{number}: {lost:?}");
-        faulty.fail_claims(Fault::None);
-        faulty.fail_settlements(Fault::None);
+        faulty.fail_claims(StoreFault::None);
+        faulty.fail_settlements(StoreFault::None);
         pass(&clock, Duration::from_secs(1), 10).await;
     }
     let received = deliver().await.unwrap();
@@ -247,7 +249,7 @@ async fn a_message_is_done_once_and_then_a_duplicate() {
     let deliver = |outcome: &'static str| {
         let memory = Arc::clone(&memory);
         inbox.receive("message 1", async move |attempt| {
-            settle(&*memory, attempt, Verb::Complete(Recording::new(outcome))).await;
+            settle(&*memory, attempt, Transition::Complete(Recording::new(outcome))).await;
             Ok::<(), &'static str>(())
         })
     };
@@ -264,12 +266,12 @@ async fn a_message_is_done_once_and_then_a_duplicate() {
 }
 
 /// Delivers a message that another attempt takes over and settles while its work runs.
-async fn deliver_overtaken(settled: Verb) -> Received<&'static str> {
+async fn deliver_overtaken(settled: Transition) -> Received<&'static str> {
     let (clock, store) = memory();
     let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
     let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
     let work = async move |attempt: Attempt| {
-        settle(&*store, attempt, Verb::Release).await;
+        settle(&*store, attempt, Transition::Release).await;
         let other = take_over(&*store, attempt).await;
         settle(&*store, other, settled).await;
         Err("the connection broke")
@@ -279,7 +281,7 @@ async fn deliver_overtaken(settled: Verb) -> Received<&'static str> {
 
 #[tokio::test]
 async fn an_outcome_of_another_attempt_is_a_duplicate() {
-    let settled = Verb::Complete(Recording::new("sent by the other"));
+    let settled = Transition::Complete(Recording::new("sent by the other"));
     let received = deliver_overtaken(settled).await;
     assert!(matches!(received, Received::Duplicate(_)), "{received:?}");
 }
@@ -287,7 +289,7 @@ async fn an_outcome_of_another_attempt_is_a_duplicate() {
 /// The number of tries is not known then.
 #[tokio::test]
 async fn a_release_by_another_attempt_is_not_a_failure_of_the_work() {
-    let received = deliver_overtaken(Verb::Release).await;
+    let received = deliver_overtaken(Transition::Release).await;
     assert!(matches!(received, Received::InProgress), "{received:?}");
 }
 

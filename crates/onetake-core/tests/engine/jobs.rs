@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onetake_core::{
     DerivedKey, Engine, Failure, Job, JobError, Key, Limits, ManualClock, MemoryStore, Retry,
-    Scope, Store, Verb,
+    Scope, Store, Transition,
 };
 
 use super::{engine_on, memory, pass, settle, take_over};
@@ -215,10 +215,10 @@ async fn the_failure_of_another_attempt_is_not_the_error_of_this_one() {
     let running = world.job(1).run(move |attempt| {
         let store = Arc::clone(&store);
         async move {
-            settle(&*store, attempt.attempt, Verb::Release).await;
+            settle(&*store, attempt.attempt, Transition::Release).await;
             let other = take_over(&*store, attempt.attempt).await;
             let failure = Failure { code: "job_failed".to_owned(), detail: "theirs".to_owned() };
-            settle(&*store, other, Verb::Fail(failure)).await;
+            settle(&*store, other, Transition::Fail(failure)).await;
             Err::<u32, _>("ours")
         }
     });

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::engine::Kept;
+use onetake_core::engine::JournalBatch;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
     AttemptId, Journal, Limits, ManualClock, MemoryStore, Recording, Settlement, Store, StoreError,
-    StoreErrorKind, Verb, delegate_store,
+    StoreErrorKind, Transition, delegate_store,
 };
 
 use super::{Pages, engine_on, memory, operation, pass};
@@ -72,7 +72,7 @@ async fn left_behind(memory: &MemoryStore, key: &str) -> Settlement {
     };
     let granted = memory.claim(vec![claim]).await.remove(0).unwrap();
     assert!(matches!(granted, Claimed::Granted { .. }), "{granted:?}");
-    Settlement { id: asked.id, attempt, verb: Verb::Complete(Recording::new("paid")) }
+    Settlement { id: asked.id, attempt, transition: Transition::Complete(Recording::new("paid")) }
 }
 
 async fn state(memory: &MemoryStore, key: &str) -> &'static str {
@@ -185,7 +185,7 @@ async fn a_page_that_can_be_read_in_part_is_settled_in_part_and_kept() {
     let (clock, memory) = memory();
     let journal = Arc::new(Pages::default());
     let settlements = vec![left_behind(&memory, "a").await];
-    let torn = Kept { settlements, is_whole: false };
+    let torn = JournalBatch { settlements, is_whole: false };
     journal.pages.lock().unwrap().push(("torn".to_owned(), torn));
     let store = Failing::around(&memory, &[]);
     let _engine = replay(&store, &journal, &clock);
@@ -225,7 +225,7 @@ impl Journal for Gated {
         async { Ok(Vec::new()) }.boxed()
     }
 
-    fn read(&self, _: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, _: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         async { Ok(None) }.boxed()
     }
 

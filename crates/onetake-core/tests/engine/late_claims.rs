@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
     AttemptId, Begin, Clock, Engine, EngineError, Journal, Limits, ManualClock, MemoryStore,
-    Operation, Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb,
-    Verdict, delegate_store,
+    Operation, Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms,
+    Transition, Verdict, delegate_store,
 };
 
 use super::{Pages, operation, settle_down};
@@ -51,7 +51,7 @@ impl Store for Stalled {
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        let releases = batch.iter().filter(|it| it.verb == Verb::Release).count();
+        let releases = batch.iter().filter(|it| it.transition == Transition::Release).count();
         self.releases.fetch_add(releases, Ordering::SeqCst);
         if self.is_down.load(Ordering::SeqCst) {
             let down = || StoreError::new(StoreErrorKind::Unavailable, "the store is unreachable");
@@ -234,8 +234,8 @@ async fn a_late_claim_that_somebody_settled_is_not_released_any_more() {
     world.lose_claim(&engine, &asked).await;
     let claim = world.store.held.lock().unwrap().first().cloned().unwrap();
     world.store.land().await;
-    let verb = Verb::Complete(Recording::new("paid"));
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    let transition = Transition::Complete(Recording::new("paid"));
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     world.store.memory.settle(vec![settlement]).await.remove(0).unwrap();
     world.pass(31).await;
     let before = world.store.releases();
@@ -328,8 +328,8 @@ async fn an_outcome_from_the_journal_is_never_turned_into_a_release() {
     let world = World::new();
     let journal = Arc::new(Pages::default());
     let (id, attempt) = (operation("a").id, AttemptId::from_bytes([7; 16]));
-    let verb = Verb::Complete(Recording::new("paid"));
-    journal.keep(vec![Settlement { id, attempt, verb }]).await.unwrap();
+    let transition = Transition::Complete(Recording::new("paid"));
+    journal.keep(vec![Settlement { id, attempt, transition }]).await.unwrap();
     let next = world.stalled(Limits::default());
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
     world.pass(60).await;

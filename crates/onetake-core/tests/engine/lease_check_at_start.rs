@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::store::{Answers, Claim, Claimed};
 use onetake_core::{
     Answer, Begin, Cause, Clock, Limits, ManualClock, MemoryStore, Outcome, Settlement, State,
-    Store, Verb, Verdict, delegate_store,
+    Store, Transition, Verdict, delegate_store,
 };
 
 use super::{engine_on, memory, operation, pass, settle_down};
@@ -26,7 +26,7 @@ async fn nothing_starts_on_a_lease_that_is_nearly_over() {
         let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
         let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
         // The lease cannot be renewed.
-        faulty.fail_settlements(Fault::Unavailable);
+        faulty.fail_settlements(StoreFault::Unavailable);
         clock.advance(MILLISECOND * milliseconds);
         assert_eq!(lease.start().is_ok(), may_start, "after {milliseconds} ms");
     }
@@ -47,8 +47,8 @@ async fn nothing_starts_on_a_lease_that_somebody_else_ended() {
     let (clock, memory) = memory();
     let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
-    let verb = Verb::Unknown(Cause::LeaseEnded);
-    let passed_over = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
+    let transition = Transition::Unknown(Cause::LeaseEnded);
+    let passed_over = Settlement { id: lease.id(), attempt: lease.attempt(), transition };
     memory.settle(vec![passed_over]).await.remove(0).unwrap();
     assert!(lease.start().is_ok(), "nobody has told this engine yet");
     // The next renewal is due after a third of the lease.

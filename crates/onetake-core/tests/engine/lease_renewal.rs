@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::engine::Settling;
 use onetake_core::store::{Answers, Settled};
 use onetake_core::{
     Begin, Clock, Fingerprint, Limits, ManualClock, MemoryStore, Operation, Recording, Settlement,
-    Store, StoreError, StoreErrorKind, Verb, Verdict, delegate_store,
+    Store, StoreError, StoreErrorKind, Transition, Verdict, delegate_store,
 };
 
 use super::{Pages, engine_on, memory, operation, pass, settle_down};
@@ -40,10 +40,10 @@ async fn a_renewal_that_fails_is_soon_tried_again() {
     let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
     let Begin::Run(lease) = engine.begin(&long("a")).await.unwrap() else { panic!() };
     pass(&clock, SECOND, 9).await;
-    faulty.fail_settlements(Fault::Unavailable);
+    faulty.fail_settlements(StoreFault::Unavailable);
     pass(&clock, SECOND, 2).await;
     assert_eq!(faulty.failures(), 1);
-    faulty.fail_settlements(Fault::None);
+    faulty.fail_settlements(StoreFault::None);
     for second in 11..60 {
         assert!(lease.start().is_ok(), "{second}");
         pass(&clock, SECOND, 1).await;
@@ -114,8 +114,10 @@ async fn a_late_outcome_is_not_told_what_another_payload_came_to() {
         let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
         let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
         lease.start().unwrap();
-        for verb in [Verb::Complete(Recording::new("resolved by hand")), Verb::Forget] {
-            let settlement = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
+        for transition in
+            [Transition::Complete(Recording::new("resolved by hand")), Transition::Forget]
+        {
+            let settlement = Settlement { id: lease.id(), attempt: lease.attempt(), transition };
             store.settle(vec![settlement]).await.remove(0).unwrap();
         }
         let next = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
@@ -157,10 +159,10 @@ async fn an_outcome_that_a_corrupt_store_did_not_take_goes_to_the_journal() {
     let settling = lease.complete(Recording::new("paid")).await;
     assert!(matches!(settling, Settling::Pending), "{settling:?}");
     assert_eq!(engine.fatal().await.kind(), StoreErrorKind::Corrupt);
-    engine.give_up().await;
+    engine.abort().await;
     settle_down().await;
     let pages = journal.pages.lock().unwrap();
     let kept: Vec<_> = pages.iter().flat_map(|(_, kept)| &kept.settlements).collect();
     assert_eq!(kept.len(), 1);
-    assert_eq!(kept[0].verb, Verb::Complete(Recording::new("paid")));
+    assert_eq!(kept[0].transition, Transition::Complete(Recording::new("paid")));
 }

@@ -27,11 +27,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::engine::Kept;
+use onetake_core::engine::JournalBatch;
 use onetake_core::store::{Claim, Claimed, Settled};
 use onetake_core::{
     Attempt, AttemptId, Clock, Engine, Fingerprint, Journal, Key, Limits, ManualClock, MemoryStore,
-    Operation, Scope, Settlement, Store, StoreError, SystemRng, Verb,
+    Operation, Scope, Settlement, Store, StoreError, SystemRng, Transition,
 };
 
 /// Lets every task do what it can do without time passing.
@@ -66,8 +66,8 @@ fn engine_on(store: Arc<dyn Store>, clock: &Arc<ManualClock>, limits: Limits) ->
 }
 
 /// Settles an attempt behind its engine's back.
-async fn settle(store: &dyn Store, attempt: Attempt, verb: Verb) {
-    let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
+async fn settle(store: &dyn Store, attempt: Attempt, transition: Transition) {
+    let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, transition };
     let settled = store.settle(vec![settlement]).await.remove(0).unwrap();
     assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
 }
@@ -90,7 +90,7 @@ async fn take_over(store: &dyn Store, released: Attempt) -> Attempt {
 /// A journal in memory that counts how often its pages are read.
 #[derive(Debug, Default)]
 struct Pages {
-    pages: Mutex<Vec<(String, Kept)>>,
+    pages: Mutex<Vec<(String, JournalBatch)>>,
     reads: AtomicUsize,
     looks: AtomicUsize,
 }
@@ -109,7 +109,7 @@ impl Journal for Pages {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         let mut pages = self.pages.lock().unwrap();
         let name = format!("page {}", pages.len());
-        pages.push((name, Kept { settlements, is_whole: true }));
+        pages.push((name, JournalBatch { settlements, is_whole: true }));
         std::future::ready(Ok(())).boxed()
     }
 
@@ -118,7 +118,7 @@ impl Journal for Pages {
         std::future::ready(Ok(self.names_now())).boxed()
     }
 
-    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         let pages = self.pages.lock().unwrap();
         let kept = pages.iter().find(|(known, _)| *known == name).map(|(_, kept)| kept.clone());

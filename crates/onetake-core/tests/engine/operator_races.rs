@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::engine::{Deed, Intervened, Intervention, Standing};
-use onetake_core::note::Note;
-use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Settlement, Verb};
+use onetake_core::audit::AuditEntry;
+use onetake_core::engine::{ExpectedState, Intervened, Intervention, OperatorAction};
+use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Settlement, Transition};
 use onetake_core::{
     Answer, Begin, Cause, Engine, Fingerprint, Key, MemoryStore, Operation, Record, Recording,
     Scope, Store, StoreError, StoreErrorKind, Verdict, delegate_store,
@@ -19,9 +19,9 @@ fn operation(key: &str) -> Operation {
     Operation::new(&Scope::new("ops"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
 }
 
-fn want(record: &Record, deed: Deed) -> Intervention {
+fn want(record: &Record, action: OperatorAction) -> Intervention {
     let (by, reason) = ("somebody".to_owned(), "the bank knows nothing of it".to_owned());
-    Intervention { id: record.id, attempt: record.attempt, deed, by, reason }
+    Intervention { id: record.id, attempt: record.attempt, action, by, reason }
 }
 
 async fn seen(store: &dyn Store, key: &str) -> Arc<Record> {
@@ -68,20 +68,20 @@ impl Store for Unlucky {
 }
 
 impl AuditLog for Unlucky {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let (id, attempt) = (note.id, note.attempt);
-            self.memory.note(note).await?;
+            let (id, attempt) = (entry.id, entry.attempt);
+            self.memory.audit(entry).await?;
             if self.owner_comes_back.swap(false, Ordering::SeqCst) {
-                let verb = Verb::Complete(Recording::new("charged, and late"));
-                self.memory.settle(vec![Settlement { id, attempt, verb }]).await;
+                let transition = Transition::Complete(Recording::new("charged, and late"));
+                self.memory.settle(vec![Settlement { id, attempt, transition }]).await;
             }
             Ok(())
         }
         .boxed()
     }
 
-    delegate_store!(self => self.memory; notes);
+    delegate_store!(self => self.memory; entries);
 }
 
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unlucky, self => self.memory);
@@ -95,11 +95,13 @@ async fn what_the_audit_says_was_forgotten_is_what_was_forgotten() {
     store.owner_comes_back.store(true, Ordering::SeqCst);
     // Either the action is refused, because the record is no longer what the operator saw, or the
     // audit log says that an outcome was forgotten.
-    let done =
-        engine.intervene(want(&unknown, Deed::Forget { seen: Standing::Unknown })).await.unwrap();
-    let notes = engine.notes(Some(unknown.id), None, 10).await.unwrap().notes;
+    let done = engine
+        .intervene(want(&unknown, OperatorAction::Forget { seen: ExpectedState::Unknown }))
+        .await
+        .unwrap();
+    let entries = engine.audit_entries(Some(unknown.id), None, 10).await.unwrap().entries;
     if matches!(done, Intervened::Done(_)) {
-        assert_eq!(notes[0].before, "completed", "the audit: {:?}", notes[0]);
+        assert_eq!(entries[0].before, "completed", "the audit: {:?}", entries[0]);
     }
 }
 
@@ -111,12 +113,14 @@ async fn an_outcome_that_the_operator_never_saw_is_not_forgotten() {
     let unknown = seen(&*store, "a").await;
     // The operator sees an unknown record. Then the owner (or the reconciler) settles it.
     let (id, attempt) = (unknown.id, unknown.attempt);
-    let verb = Verb::Complete(Recording::new("charged, and late"));
-    store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    let transition = Transition::Complete(Recording::new("charged, and late"));
+    store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
     // The operator's request names the same attempt, so only the state that the operator saw shows
     // that the request is stale.
-    let done =
-        engine.intervene(want(&unknown, Deed::Forget { seen: Standing::Unknown })).await.unwrap();
+    let done = engine
+        .intervene(want(&unknown, OperatorAction::Forget { seen: ExpectedState::Unknown }))
+        .await
+        .unwrap();
     assert!(!matches!(done, Intervened::Done(_)), "it will be charged a second time: {done:?}");
 }
 
@@ -128,12 +132,12 @@ async fn what_runs_in_this_very_process_is_left_alone_although_the_store_calls_i
     lease.start().unwrap();
     // Its lease ended meanwhile: the store was unreachable, or the operation runs longer than
     // `run_max`.
-    let verb = Verb::Unknown(Cause::LeaseEnded);
+    let transition = Transition::Unknown(Cause::LeaseEnded);
     let (id, attempt) = (lease.id(), lease.attempt());
-    store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
     let unknown = seen(&*store, "a").await;
     assert!(engine.is_under_way(id));
-    let done = engine.intervene(want(&unknown, Deed::Release)).await.unwrap();
+    let done = engine.intervene(want(&unknown, OperatorAction::Release)).await.unwrap();
     let other_node = Engine::new(store);
     let overlaps = matches!(other_node.begin(&operation("a")).await.unwrap(), Begin::Run(_));
     assert!(matches!(done, Intervened::Running(_)), "{done:?}; two run at once: {overlaps}");
@@ -155,7 +159,7 @@ async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
     store.answered.acquire().await.unwrap().forget();
     let completed = seen(&*store, "a").await;
     let done = engine
-        .intervene(want(&completed, Deed::Forget { seen: Standing::Completed }))
+        .intervene(want(&completed, OperatorAction::Forget { seen: ExpectedState::Completed }))
         .await
         .unwrap();
     assert!(matches!(done, Intervened::Done(_)));
@@ -175,12 +179,12 @@ impl Store for Unnoted {
 }
 
 impl AuditLog for Unnoted {
-    fn note(&self, _: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn audit(&self, _: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
         let error = StoreError::new(StoreErrorKind::Unavailable, "the disk is full");
         std::future::ready(Err(error)).boxed()
     }
 
-    delegate_store!(self => self.0; notes);
+    delegate_store!(self => self.0; entries);
 }
 
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unnoted, self => self.0);
@@ -191,8 +195,9 @@ async fn nothing_is_done_that_cannot_be_noted() {
     let engine = Engine::new(store.clone());
     engine.run(operation("a"), async |_| Verdict::Unknown(Cause::TimedOut)).await.unwrap();
     let unknown = seen(&*store, "a").await;
-    for deed in [Deed::Release, Deed::Forget { seen: Standing::Unknown }] {
-        let error = engine.intervene(want(&unknown, deed)).await.unwrap_err();
+    for action in [OperatorAction::Release, OperatorAction::Forget { seen: ExpectedState::Unknown }]
+    {
+        let error = engine.intervene(want(&unknown, action)).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
         assert_eq!(seen(&*store, "a").await, unknown);
     }
@@ -208,7 +213,10 @@ async fn replays_of_a_forgotten_life_are_not_counted_for_the_next() {
     }
     let completed = seen(&*store, "a").await;
     assert_eq!(engine.replays(&completed).count, 2);
-    engine.intervene(want(&completed, Deed::Forget { seen: Standing::Completed })).await.unwrap();
+    engine
+        .intervene(want(&completed, OperatorAction::Forget { seen: ExpectedState::Completed }))
+        .await
+        .unwrap();
     let done = async |_| Verdict::Complete(Recording::new("paid again"));
     engine.run(operation("a"), done).await.unwrap();
     let again = seen(&*store, "a").await;

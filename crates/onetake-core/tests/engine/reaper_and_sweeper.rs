@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
+use onetake_core::audit::AuditAction;
 use onetake_core::engine::{Housekeeping, Settling};
-use onetake_core::note::Action;
 use onetake_core::{
     Answer, Begin, Limits, MemoryStore, NotDone, Outcome, Recording, Store, Terms, Verdict,
 };
@@ -67,9 +67,9 @@ async fn an_attempt_that_a_retry_finds_abandoned_is_in_the_audit_log() {
         assert!(matches!(told, Begin::Answer(Answer::Unknown(_))), "{told:?}");
         pass(&clock, SECOND, 1).await;
     }
-    let notes = engine.notes(Some(operation("a").id), None, 10).await.unwrap().notes;
-    assert_eq!(notes.len(), 1);
-    assert_eq!((notes[0].action, notes[0].by.as_str()), (Action::Abandon, "reaper"));
+    let entries = engine.audit_entries(Some(operation("a").id), None, 10).await.unwrap().entries;
+    assert_eq!(entries.len(), 1);
+    assert_eq!((entries[0].action, entries[0].by.as_str()), (AuditAction::ExpireLease, "reaper"));
 }
 
 /// Pauses grow to half a second while the store does not accept an outcome.
@@ -81,13 +81,13 @@ async fn an_outcome_is_tried_about_twice_a_second() {
     let asked = operation("a").run_max(SECOND);
     let Begin::Run(lease) = engine.begin(&asked).await.unwrap() else { panic!() };
     lease.start().unwrap();
-    faulty.fail_settlements(Fault::Unavailable);
+    faulty.fail_settlements(StoreFault::Unavailable);
     let settling = tokio::spawn(lease.complete(Recording::new("paid")));
     pass(&clock, SECOND / 20, 200).await;
     assert!(matches!(settling.await.unwrap(), Settling::Pending));
     let tries = faulty.failures();
     assert!((20..=30).contains(&tries), "{tries} in ten seconds");
-    faulty.fail_settlements(Fault::None);
+    faulty.fail_settlements(StoreFault::None);
     pass(&clock, SECOND / 20, 20).await;
     assert_eq!(count(&store, &["a"], "completed").await, 1);
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, poll_immediate};
-use onetake_core::note::Note;
+use onetake_core::audit::AuditEntry;
 use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Sealing, Settled};
 use onetake_core::transaction::Completion;
 use onetake_core::{
-    Answer, Asking, AttemptId, Begin, Clock, Engine, Fingerprint, Found, Inbox, InboxOptions,
-    Inquiry, Journal, Limits, ManualClock, MemoryStore, OnUnknown, Origin, Outcome, Reconcile,
-    Record, RecordId, Recording, Rng, Settlement, Settling, State, Store, StoreError,
-    StoreErrorKind, SystemRng, Terms, Verb, Verdict, WhileRunning, delegate_store,
+    Answer, AttemptId, Begin, Clock, Engine, Fingerprint, Inbox, InboxOptions, Inquiry, Journal,
+    Limits, ManualClock, MemoryStore, OnUnknown, Origin, Outcome, Reconcile, ReconcileAnswer,
+    ReconcileOptions, Record, RecordId, Recording, Rng, Settlement, Settling, State, Store,
+    StoreError, StoreErrorKind, SystemRng, Terms, Transition, Verdict, WhileRunning,
+    delegate_store,
 };
 
 use super::{Pages, engine_on, memory, operation, pass, settle_down};
@@ -29,8 +30,8 @@ struct Failing {
     load_error: Mutex<Option<StoreErrorKind>>,
     note_error: Mutex<Option<StoreErrorKind>>,
     hangs: AtomicBool,
-    settlements: Mutex<Vec<Verb>>,
-    notes: AtomicUsize,
+    settlements: Mutex<Vec<Transition>>,
+    entries: AtomicUsize,
 }
 
 impl Failing {
@@ -44,7 +45,7 @@ impl Failing {
             note_error: Mutex::default(),
             hangs: AtomicBool::new(false),
             settlements: Mutex::default(),
-            notes: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
         };
         (clock, Arc::new(store))
     }
@@ -53,7 +54,7 @@ impl Failing {
         engine_on(Arc::clone(self) as Arc<dyn Store>, clock, limits)
     }
 
-    fn settlements(&self) -> Vec<Verb> {
+    fn settlements(&self) -> Vec<Transition> {
         self.settlements.lock().unwrap().clone()
     }
 
@@ -83,7 +84,7 @@ impl Store for Failing {
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        self.settlements.lock().unwrap().extend(batch.iter().map(|it| it.verb.clone()));
+        self.settlements.lock().unwrap().extend(batch.iter().map(|it| it.transition.clone()));
         let answers = self.memory.settle(batch.clone());
         self.answer(&self.settle_error, batch.len(), answers).boxed()
     }
@@ -97,14 +98,14 @@ impl Store for Failing {
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Failing, self => self.memory);
 
 impl AuditLog for Failing {
-    delegate_store!(self => self.memory; notes);
+    delegate_store!(self => self.memory; entries);
 
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.notes.fetch_add(1, Ordering::SeqCst);
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.entries.fetch_add(1, Ordering::SeqCst);
         let error = *self.note_error.lock().unwrap();
         match error {
             Some(kind) => std::future::ready(Err(StoreError::new(kind, "a fault"))).boxed(),
-            None => self.memory.note(note),
+            None => self.memory.audit(entry),
         }
     }
 }
@@ -112,7 +113,7 @@ impl AuditLog for Failing {
 fn releases(journal: &Pages) -> usize {
     let pages = journal.pages.lock().unwrap();
     let kept = pages.iter().flat_map(|(_, kept)| &kept.settlements);
-    kept.filter(|settlement| settlement.verb == Verb::Release).count()
+    kept.filter(|settlement| settlement.transition == Transition::Release).count()
 }
 
 async fn stop(engine: &Engine, clock: &ManualClock) {
@@ -258,8 +259,8 @@ async fn a_late_release_is_not_told_of_a_transaction_for_another_payload() {
             let claim = Claim { id, attempt, fingerprint, terms, origin };
             let claimed = store.claim(vec![claim]).await.remove(0).unwrap();
             assert!(matches!(claimed, Claimed::Granted { .. }), "{claimed:?}");
-            let verb = Verb::Complete(Recording::new("done"));
-            store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+            let transition = Transition::Complete(Recording::new("done"));
+            store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
         }
         Err("rolled back")
     };
@@ -325,8 +326,8 @@ impl Reconcile for Knows {
         })
     }
 
-    fn ask(&self, _record: Arc<Record>) -> BoxFuture<'_, Found> {
-        std::future::ready(Found::NotExecuted).boxed()
+    fn ask(&self, _record: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer> {
+        std::future::ready(ReconcileAnswer::NotExecuted).boxed()
     }
 }
 
@@ -343,10 +344,10 @@ async fn a_reconciliation_whose_store_is_unavailable_is_not_put_off() {
     clock.advance(60 * SECOND);
     let before = store.settlements().len();
     *store.load_error.lock().unwrap() = Some(StoreErrorKind::Unavailable);
-    assert_eq!(engine.reconcile(&Knows, Asking::default()).await, 0);
+    assert_eq!(engine.reconcile(&Knows, ReconcileOptions::default()).await, 0);
     assert_eq!(store.settlements().len(), before, "nothing is written");
     *store.load_error.lock().unwrap() = None;
-    assert_eq!(engine.reconcile(&Knows, Asking::default()).await, 1);
+    assert_eq!(engine.reconcile(&Knows, ReconcileOptions::default()).await, 1);
     let found = store.memory.load(vec![asked.id]).await.remove(0).unwrap().unwrap();
     assert!(matches!(found.state, State::Released { .. }), "{found:?}");
 }
@@ -392,7 +393,7 @@ async fn pauses_grow_while_an_entry_of_the_audit_log_cannot_be_written() {
         inbox.receive_counting("message 1", is_try, work).await.is_ok()
     });
     pass(&clock, Duration::from_millis(10), 1_055).await;
-    assert_eq!(store.notes.load(Ordering::SeqCst), 14);
+    assert_eq!(store.entries.load(Ordering::SeqCst), 14);
     delivery.abort();
 }
 
@@ -402,7 +403,7 @@ async fn pauses_grow_while_an_entry_of_the_audit_log_cannot_be_written() {
 struct LosesFirst {
     memory: Arc<MemoryStore>,
     is_first: AtomicBool,
-    then: Option<Verb>,
+    then: Option<Transition>,
 }
 
 impl Store for LosesFirst {
@@ -414,8 +415,8 @@ impl Store for LosesFirst {
             if !self.is_first.swap(false, Ordering::SeqCst) {
                 return answers;
             }
-            if let (Some(verb), Some(claim)) = (self.then.clone(), batch.first()) {
-                let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+            if let (Some(transition), Some(claim)) = (self.then.clone(), batch.first()) {
+                let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
                 self.memory.settle(vec![settlement]).await.remove(0).unwrap();
             }
             let lost = || StoreError::new(StoreErrorKind::Indeterminate, "the answer is lost");
@@ -427,7 +428,7 @@ impl Store for LosesFirst {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for LosesFirst, self => self.memory);
 
-fn losing(then: Option<Verb>) -> (Arc<ManualClock>, Arc<MemoryStore>, Engine) {
+fn losing(then: Option<Transition>) -> (Arc<ManualClock>, Arc<MemoryStore>, Engine) {
     let (clock, memory) = memory();
     let is_first = AtomicBool::new(true);
     let store = Arc::new(LosesFirst { memory: Arc::clone(&memory), is_first, then });
@@ -447,7 +448,7 @@ async fn a_claim_whose_answer_was_lost_is_granted_when_it_has_landed() {
 /// that the outcome is unknown.
 #[tokio::test]
 async fn a_claim_that_was_taken_for_lost_work_is_an_error_and_is_released() {
-    let unknown = Verb::Unknown(onetake_core::Cause::LeaseEnded);
+    let unknown = Transition::Unknown(onetake_core::Cause::LeaseEnded);
     let (clock, memory, engine) = losing(Some(unknown));
     let asked = operation("a");
     let begun = engine.begin(&asked).await;

@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use crate::body::ResponseBody;
 use crate::issued::TOKENS;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::problem::DOCUMENTATION;
 use crate::trace::Trace;
 
@@ -39,7 +39,7 @@ pub(crate) enum Endpoint {
 
 impl Endpoint {
     /// Returns the endpoint that a request is for, if any.
-    pub(crate) fn of<B>(shared: &Shared, request: &Request<B>) -> Option<Self> {
+    pub(crate) fn of<B>(shared: &LayerState, request: &Request<B>) -> Option<Self> {
         let path = request.uri().path();
         match *request.method() {
             Method::GET if path == DOCUMENTATION => Some(Self::Problems),
@@ -51,7 +51,7 @@ impl Endpoint {
 
     pub(crate) async fn answer<Req, Res>(
         self,
-        shared: &Shared,
+        shared: &LayerState,
         parts: &Parts,
         body: Req,
         trace: &Trace,
@@ -95,7 +95,7 @@ fn documentation<Res>() -> Response<ResponseBody<Res>> {
 /// [`OnetakeLayer::endpoints`](crate::OnetakeLayer::endpoints).
 #[derive(Clone)]
 pub struct Endpoints {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LayerState>,
 }
 
 impl<Req> Service<Request<Req>> for Endpoints

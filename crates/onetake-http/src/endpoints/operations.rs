@@ -12,7 +12,7 @@ use crate::accepted::running;
 use crate::body::ResponseBody;
 use crate::endpoints::OPERATIONS;
 use crate::handle::Handle;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::problem::from_engine::{overloaded, problem_of};
 use crate::problem::{Code, Problem, ProblemFormat};
 use crate::recording::replay;
@@ -22,7 +22,7 @@ use crate::tenant::Tenant;
 ///
 /// Every handle that is invalid or belongs to another caller gets the same answer, so that guessing
 /// reveals nothing (S8).
-pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<ResponseBody<Res>> {
+pub(super) async fn look<Res>(shared: &LayerState, parts: &Parts) -> Response<ResponseBody<Res>> {
     let handle = parts.uri.path().strip_prefix(OPERATIONS).unwrap_or_default();
     let handle = match whose(shared, parts, handle).await {
         Ok(handle) => handle,
@@ -45,7 +45,7 @@ pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<Respon
 ///
 /// # Errors
 /// A problem that depends on the caller only. It is the same for every handle that is not theirs.
-async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<Handle, Problem> {
+async fn whose(shared: &LayerState, parts: &Parts, handle: &str) -> Result<Handle, Problem> {
     let clock = &**shared.engine.clock();
     let (mut is_somebody, mut refusal) = (false, None);
     let mut tenants = shared.policies.handle_tenants();
@@ -67,7 +67,7 @@ async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<Handle, P
     Err(refusal.filter(|_| !is_somebody).unwrap_or_else(not_found))
 }
 
-fn found<Res>(shared: &Shared, record: &Arc<Record>) -> Response<ResponseBody<Res>> {
+fn found<Res>(shared: &LayerState, record: &Arc<Record>) -> Response<ResponseBody<Res>> {
     let id = record.id;
     let problem = match Answer::of(record) {
         Some(Answer::Replay(completed)) => {

@@ -5,15 +5,15 @@ use http::Response;
 use http::request::Parts;
 use http_body::Body;
 
-use crate::body::{self, Read};
+use crate::body::{self, BodyRead};
 use crate::identify::incomplete;
 use crate::issued::{self, Use};
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::policy::{KeySource, Policy};
 use crate::problem::{Code, Problem};
 
 /// Issues a key. The tenant is resolved by the policy of the route that the key is for.
-pub(super) async fn issue<Req>(shared: &Shared, parts: &Parts, body: Req) -> Response<Bytes>
+pub(super) async fn issue<Req>(shared: &LayerState, parts: &Parts, body: Req) -> Response<Bytes>
 where
     Req: Body<Data = Bytes>,
 {
@@ -26,8 +26,8 @@ where
         }
     };
     let data = match read {
-        Ok(Read::Whole { data, .. }) => data,
-        Ok(Read::TooLarge { .. }) => {
+        Ok(BodyRead::Whole { data, .. }) => data,
+        Ok(BodyRead::TooLarge { .. }) => {
             let detail = format!("The body has more than {} bytes.", issued::BODY_MAX);
             return Problem::new(Code::RequestBodyTooLarge, detail).into_response(None);
         }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::parse::Cursor;
+use super::parse::Position;
 use super::{JsonError, JsonErrorKind};
 
 /// A JSON number: a sign, a coefficient and a power of ten, without any rounding.
@@ -117,7 +117,7 @@ impl fmt::Debug for Number {
 /// Reads the number that starts at the cursor.
 ///
 /// `scratch` is a buffer that is reused, so that a body of many numbers needs few allocations.
-pub(super) fn read(cursor: &mut Cursor<'_>, scratch: &mut Vec<u8>) -> Result<Number, JsonError> {
+pub(super) fn read(cursor: &mut Position<'_>, scratch: &mut Vec<u8>) -> Result<Number, JsonError> {
     let start = cursor.offset();
     scratch.clear();
     let negative = cursor.take(b'-');
@@ -153,7 +153,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>, scratch: &mut Vec<u8>) -> Result<Num
 }
 
 /// Reads one or more digits, and calls `each` for every digit.
-fn read_digits(cursor: &mut Cursor<'_>, mut each: impl FnMut(u8)) -> Result<(), JsonError> {
+fn read_digits(cursor: &mut Position<'_>, mut each: impl FnMut(u8)) -> Result<(), JsonError> {
     if !cursor.peek().is_some_and(|byte| byte.is_ascii_digit()) {
         return Err(cursor.expected("a digit"));
     }

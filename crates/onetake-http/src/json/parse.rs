@@ -12,7 +12,7 @@ use super::{JsonError, JsonErrorKind, Limits, Members, Value};
 /// If the body is not JSON by RFC 8259, or if two parsers could read it differently: see [the
 /// module](super).
 pub fn parse(body: &[u8], limits: Limits) -> Result<Value, JsonError> {
-    let cursor = Cursor { body, rest: body };
+    let cursor = Position { body, rest: body };
     if body.starts_with("\u{feff}".as_bytes()) {
         return Err(cursor.error(JsonErrorKind::ByteOrderMark, 0));
     }
@@ -25,15 +25,15 @@ pub fn parse(body: &[u8], limits: Limits) -> Result<Value, JsonError> {
 }
 
 struct Parser<'a> {
-    cursor: Cursor<'a>,
+    cursor: Position<'a>,
     /// The arrays and objects around the cursor, outermost first.
-    open: Vec<Open>,
+    open: Vec<OpenContainer>,
     limits: Limits,
     /// A reused buffer for the digits of a number.
     scratch: Vec<u8>,
 }
 
-enum Open {
+enum OpenContainer {
     Array(Vec<Value>),
     /// The members so far, and the name of the member that is being read.
     Object(BTreeMap<String, Value>, String),
@@ -58,7 +58,7 @@ impl Parser<'_> {
             Some(b'[') => {
                 self.enter()?;
                 if !self.cursor.take(b']') {
-                    self.open.push(Open::Array(Vec::new()));
+                    self.open.push(OpenContainer::Array(Vec::new()));
                     return Ok(None);
                 }
                 Value::Array(Vec::new())
@@ -103,7 +103,7 @@ impl Parser<'_> {
             value = match self.open.pop() {
                 None if self.cursor.peek().is_none() => return Ok(Some(value)),
                 None => return Err(self.cursor.expected("the end of the body")),
-                Some(Open::Array(mut items)) => {
+                Some(OpenContainer::Array(mut items)) => {
                     // A body may consist of arrays of short values. Reserve no room for more items
                     // than the rest of the body can hold.
                     if items.len() == items.capacity() {
@@ -112,7 +112,7 @@ impl Parser<'_> {
                     }
                     items.push(value);
                     if self.cursor.take(b',') {
-                        self.open.push(Open::Array(items));
+                        self.open.push(OpenContainer::Array(items));
                         return Ok(None);
                     }
                     if !self.cursor.take(b']') {
@@ -121,7 +121,7 @@ impl Parser<'_> {
                     items.shrink_to_fit();
                     Value::Array(items)
                 }
-                Some(Open::Object(mut members, name)) => {
+                Some(OpenContainer::Object(mut members, name)) => {
                     members.insert(name, value);
                     if self.cursor.take(b',') {
                         self.next_member(members)?;
@@ -151,7 +151,7 @@ impl Parser<'_> {
         if !self.cursor.take(b':') {
             return Err(self.cursor.expected("a colon"));
         }
-        self.open.push(Open::Object(members, name));
+        self.open.push(OpenContainer::Object(members, name));
         Ok(())
     }
 
@@ -161,8 +161,8 @@ impl Parser<'_> {
         let mut pointer = String::new();
         for open in &self.open {
             match open {
-                Open::Array(items) => push_token(&mut pointer, &items.len().to_string()),
-                Open::Object(_, name) => push_token(&mut pointer, name),
+                OpenContainer::Array(items) => push_token(&mut pointer, &items.len().to_string()),
+                OpenContainer::Object(_, name) => push_token(&mut pointer, name),
             }
         }
         if pointer.len() > BYTES_MAX {
@@ -174,12 +174,12 @@ impl Parser<'_> {
 }
 
 /// A position in a body that is known to be UTF-8.
-pub(super) struct Cursor<'a> {
+pub(super) struct Position<'a> {
     body: &'a [u8],
     rest: &'a [u8],
 }
 
-impl Cursor<'_> {
+impl Position<'_> {
     pub(super) fn offset(&self) -> usize {
         self.body.len() - self.rest.len()
     }

@@ -7,9 +7,9 @@ use http::{HeaderName, Method};
 use onetake_core::{OnRetry, OnUnknown, Rate, Terms};
 
 use crate::fingerprint::FingerprintMode;
+use crate::memo::MemoField;
 use crate::policy::{InFlight, KeyFormat, KeySource, Mistake, OnStoreDown, Policy, Preset};
 use crate::problem::{Dialect, ProblemStatuses};
-use crate::remember::Remembered;
 use crate::status::{Disposition, StatusPattern};
 use crate::tenant::Tenant;
 use crate::text::{TextError, TextOr};
@@ -192,9 +192,9 @@ impl Policy {
     }
 
     /// Sets the values that are kept in the record, by which a reconciler asks for the operation:
-    /// see [`Known`](crate::Known).
+    /// see [`MemoValues`](crate::Known).
     #[must_use]
-    pub fn remember(mut self, what: impl IntoIterator<Item = Remembered>) -> Self {
+    pub fn remember(mut self, what: impl IntoIterator<Item = MemoField>) -> Self {
         self.remember = what.into_iter().collect();
         self
     }

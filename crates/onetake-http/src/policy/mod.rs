@@ -13,8 +13,8 @@ use onetake_core::{OnRetry, Terms};
 
 use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;
+use crate::memo::MemoField;
 use crate::problem::{Dialect, ProblemFormat, ProblemStatuses};
-use crate::remember::Remembered;
 use crate::status::{Disposition, StatusPattern, StatusRules};
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
@@ -72,7 +72,7 @@ pub struct Policy {
     pub is_transactional: bool,
     /// Values that are kept in the record, by which a reconciler asks for the outcome of an
     /// attempt; none by default.
-    pub remember: Vec<Remembered>,
+    pub remember: Vec<MemoField>,
     /// A hook that is called before an operation runs again if an earlier attempt may have left
     /// partial work.
     pub on_retry: Option<OnRetry>,

@@ -17,12 +17,12 @@ const EXAMPLE: &str = "write for example \"POST,PUT /v1/charges/{id}\"";
 
 /// An error in a part of a pattern.
 #[derive(Debug)]
-struct Fault {
+struct RoutePatternError {
     what: String,
     fix: String,
 }
 
-impl Fault {
+impl RoutePatternError {
     fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { what: what.into(), fix: fix.into() }
     }
@@ -49,7 +49,7 @@ impl Methods {
         other.0.iter().all(|method| self.0.contains(method))
     }
 
-    fn parse(text: &str) -> Result<Self, Fault> {
+    fn parse(text: &str) -> Result<Self, RoutePatternError> {
         if text == "*" {
             return Ok(Self(KEYABLE.to_vec()));
         }
@@ -63,13 +63,16 @@ impl Methods {
         Ok(Self(methods))
     }
 
-    fn parse_one(word: &str) -> Result<Method, Fault> {
+    fn parse_one(word: &str) -> Result<Method, RoutePatternError> {
         if let Some(method) = KEYABLE.iter().find(|method| method.as_str() == word) {
             return Ok(method.clone());
         }
         if NEVER_KEYED.contains(&word) {
             let what = format!("{word} is never keyed: such requests pass through untouched");
-            return Err(Fault::new(what, "leave it out; POST, PUT, PATCH and DELETE can be keyed"));
+            return Err(RoutePatternError::new(
+                what,
+                "leave it out; POST, PUT, PATCH and DELETE can be keyed",
+            ));
         }
         let what = match word {
             "" => "a method is missing".to_owned(),
@@ -77,8 +80,11 @@ impl Methods {
         };
         let names = KEYABLE.iter().map(Method::as_str);
         Err(match nearest(word, names).filter(|_| word != "*") {
-            Some(near) => Fault::new(what, format!("did you mean `{near}`?")),
-            None => Fault::new(what, "use POST, PUT, PATCH or DELETE, or `*` for all of these"),
+            Some(near) => RoutePatternError::new(what, format!("did you mean `{near}`?")),
+            None => RoutePatternError::new(
+                what,
+                "use POST, PUT, PATCH or DELETE, or `*` for all of these",
+            ),
         })
     }
 }
@@ -166,11 +172,11 @@ impl PathPattern {
         }
     }
 
-    fn parse(text: &str) -> Result<Self, Fault> {
+    fn parse(text: &str) -> Result<Self, RoutePatternError> {
         let strange = text.chars().find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
         if let Some(c) = strange {
             let what = format!("`{}` cannot stand in a path", c.escape_debug());
-            return Err(Fault::new(
+            return Err(RoutePatternError::new(
                 what,
                 "write the path as it is sent: percent-encoded, no query",
             ));
@@ -181,7 +187,7 @@ impl PathPattern {
         for segment in inner.split('/') {
             if rest {
                 let what = "`{*…}` stands for all the rest and must be the last segment";
-                return Err(Fault::new(what, EXAMPLE));
+                return Err(RoutePatternError::new(what, EXAMPLE));
             }
             match parse_segment(segment)? {
                 Some(segment) => segments.push(segment),
@@ -261,39 +267,42 @@ impl fmt::Display for RoutePattern {
     }
 }
 
-fn parse_match(text: &str) -> Result<RoutePattern, Fault> {
+fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
     let Some(slash) = text.find('/') else {
-        return Err(Fault::new("no path: it starts with `/`", EXAMPLE));
+        return Err(RoutePatternError::new("no path: it starts with `/`", EXAMPLE));
     };
     let (methods, path) = text.split_at_checked(slash).unwrap_or((text, ""));
     let trimmed = methods.trim();
     if trimmed.is_empty() {
-        return Err(Fault::new("no method before the path", EXAMPLE));
+        return Err(RoutePatternError::new("no method before the path", EXAMPLE));
     }
     if trimmed.len() == methods.trim_start().len() {
         let what = "methods and path are not apart, or the path does not start with `/`";
-        return Err(Fault::new(what, EXAMPLE));
+        return Err(RoutePatternError::new(what, EXAMPLE));
     }
     let (methods, path) = (Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?);
     Ok(RoutePattern { methods, path })
 }
 
 /// Parses a segment. Returns `None` for `{*rest}`.
-fn parse_segment(text: &str) -> Result<Option<Segment>, Fault> {
+fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
     if text.contains("{{") || text.contains("}}") {
         let what = "braces in a path, `{{` and `}}`, are not supported";
-        return Err(Fault::new(what, "match the segment with `{name}` instead"));
+        return Err(RoutePatternError::new(what, "match the segment with `{name}` instead"));
     }
     if text.starts_with(':') || text.starts_with('*') {
         let what = "a segment that starts with `:` or `*` is another syntax";
-        return Err(Fault::new(what, "write `{name}` for one segment, `{*rest}` for all the rest"));
+        return Err(RoutePatternError::new(
+            what,
+            "write `{name}` for one segment, `{*rest}` for all the rest",
+        ));
     }
     if !text.contains(['{', '}']) {
         return Ok(Some(Segment::Literal(plain(text).into_owned())));
     }
     let bad = || {
         let fix = "write `{name}` or `{*rest}` between two slashes, with nothing beside it";
-        Fault::new(format!("`{text}` is not a segment of a pattern"), fix)
+        RoutePatternError::new(format!("`{text}` is not a segment of a pattern"), fix)
     };
     let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')).ok_or_else(bad)?;
     let (name, rest) = match inner.strip_prefix('*') {

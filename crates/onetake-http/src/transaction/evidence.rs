@@ -72,9 +72,9 @@ impl Progress {
 
 /// Names of transactional routes whose handlers do not take `InTransaction`.
 #[derive(Debug, Default)]
-pub(crate) struct Misfits(Mutex<BTreeSet<String>>);
+pub(crate) struct MisconfiguredRoutes(Mutex<BTreeSet<String>>);
 
-impl Misfits {
+impl MisconfiguredRoutes {
     pub(crate) fn add(&self, route: String) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(route);
     }

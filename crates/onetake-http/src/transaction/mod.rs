@@ -32,11 +32,11 @@ use onetake_core::{Attempt, Completion, FinishError, Message, StoreError};
 use crate::BoxError;
 use crate::body::ResponseBody;
 use crate::context::AttemptReport;
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::policy::Policy;
 use crate::run::{is_stream, read_response, recording_of};
 
-pub(crate) use evidence::{Evidence, Misfits, Progress, Ruling, rule};
+pub(crate) use evidence::{Evidence, MisconfiguredRoutes, Progress, Ruling, rule};
 #[cfg(feature = "axum")]
 pub use handler::TransactionalHandler;
 #[cfg(feature = "axum")]
@@ -45,7 +45,7 @@ pub use in_transaction::{AttemptTransaction, InTransaction};
 /// The parts of the layer that make a recording.
 #[derive(Clone)]
 pub(crate) struct Recorder {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<LayerState>,
     pub(crate) policy: Arc<Policy>,
     /// `None` if the route is not transactional.
     #[cfg_attr(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 
 use onetake_core::engine::{Engine, EngineError, Operation};
-use onetake_core::{Decision, Fingerprinter, Rate, SharedVelocity};
+use onetake_core::{Fingerprinter, Rate, SharedVelocity, VelocityDecision};
 
 use super::Limit;
 use super::local::Local;
@@ -21,22 +21,22 @@ pub(crate) struct Counter {
     shared: OnceLock<Arc<dyn SharedVelocity>>,
     /// The operations that are being decided. Concurrent requests for the same operation share an
     /// entry. There are never more entries than requests whose bodies are in memory.
-    entries: Mutex<HashMap<[u8; 32], Weak<Entry>>>,
+    entries: Mutex<HashMap<[u8; 32], Weak<PendingOperation>>>,
 }
 
 /// One operation that is being decided, shared by all its concurrent requests.
-pub(super) struct Entry {
+pub(super) struct PendingOperation {
     counter: Arc<Counter>,
     id: [u8; 32],
-    ruling: OnceCell<Ruling>,
+    ruling: OnceCell<CountDecision>,
 }
 
-pub(super) enum Ruling {
+pub(super) enum CountDecision {
     /// This process or the store knows the key. Nothing is counted.
     Known,
     /// The operation was counted. Its key is fresh, or the store is unavailable (`away`) and the
     /// route runs operations without it.
-    Counted { taken: Taken, away: Option<EngineError> },
+    Counted { taken: TakenCounts, away: Option<EngineError> },
     /// The key is fresh, and a limit is reached.
     Refused { rate: Rate, retry_after: Duration },
     /// The store is unavailable, so it is not known whether the key is fresh.
@@ -59,7 +59,11 @@ impl Counter {
 
     /// Returns the entry for an operation. The caller must hold it until the engine has begun. A
     /// request that arrives before that finds the entry, and a later one finds the key known.
-    pub(super) fn enter(self: &Arc<Self>, operation: &Operation, limits: &[Limit]) -> Arc<Entry> {
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        operation: &Operation,
+        limits: &[Limit],
+    ) -> Arc<PendingOperation> {
         // The same key with another payload may count for another value, such as another card. So
         // fingerprint and limits are part of the entry's id.
         let id =
@@ -69,14 +73,15 @@ impl Counter {
         if let Some(entry) = entries.get(&id).and_then(Weak::upgrade) {
             return entry;
         }
-        let entry = Arc::new(Entry { counter: Arc::clone(self), id, ruling: OnceCell::new() });
+        let entry =
+            Arc::new(PendingOperation { counter: Arc::clone(self), id, ruling: OnceCell::new() });
         entries.insert(id, Arc::downgrade(&entry));
         entry
     }
 
     /// Counts under all limits, or under none.
-    async fn take(self: &Arc<Self>, limits: &[Limit]) -> Result<Taken, (Rate, Duration)> {
-        let mut taken = Taken::none(self);
+    async fn take(self: &Arc<Self>, limits: &[Limit]) -> Result<TakenCounts, (Rate, Duration)> {
+        let mut taken = TakenCounts::none(self);
         let Some(shared) = self.shared.get() else {
             self.local.take(limits)?;
             taken.here.extend_from_slice(limits);
@@ -84,9 +89,11 @@ impl Counter {
         };
         for limit in limits {
             match shared.take(limit.key, limit.rate).await {
-                Ok(Decision::Allowed) => taken.elsewhere.push(*limit),
+                Ok(VelocityDecision::Allowed) => taken.elsewhere.push(*limit),
                 // Dropping `taken` undoes the counts so far.
-                Ok(Decision::Refused { retry_after }) => return Err((limit.rate, retry_after)),
+                Ok(VelocityDecision::Refused { retry_after }) => {
+                    return Err((limit.rate, retry_after));
+                }
                 Err(error) => {
                     tracing::debug!(%error, "velocity is counted in this process alone");
                     self.local.take(std::slice::from_ref(limit))?;
@@ -97,13 +104,13 @@ impl Counter {
         Ok(taken)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], Weak<Entry>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], Weak<PendingOperation>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
-    pub(super) fn ruling(&self) -> Option<&Ruling> {
+impl PendingOperation {
+    pub(super) fn ruling(&self) -> Option<&CountDecision> {
         self.ruling.get()
     }
 
@@ -114,24 +121,24 @@ impl Entry {
         operation: &Operation,
         limits: &[Limit],
         runs_anyway: impl Fn(&EngineError) -> bool,
-    ) -> &Ruling {
+    ) -> &CountDecision {
         let decide = async || {
             let away = match self.counter.engine.is_known(operation).await {
-                Ok(true) => return Ruling::Known,
+                Ok(true) => return CountDecision::Known,
                 Ok(false) => None,
                 Err(error) if runs_anyway(&error) => Some(error),
-                Err(error) => return Ruling::Away(error),
+                Err(error) => return CountDecision::Away(error),
             };
             match self.counter.take(limits).await {
-                Ok(taken) => Ruling::Counted { taken, away },
-                Err((rate, retry_after)) => Ruling::Refused { rate, retry_after },
+                Ok(taken) => CountDecision::Counted { taken, away },
+                Err((rate, retry_after)) => CountDecision::Refused { rate, retry_after },
             }
         };
         self.ruling.get_or_init(decide).await
     }
 }
 
-impl Drop for Entry {
+impl Drop for PendingOperation {
     fn drop(&mut self) {
         let mut entries = self.counter.lock();
         // A new entry may have the same id by now, because this one could not be upgraded any more.
@@ -143,14 +150,14 @@ impl Drop for Entry {
 }
 
 /// The counts of one operation. They are undone on drop, unless `keep` was called.
-pub(super) struct Taken {
+pub(super) struct TakenCounts {
     counter: Arc<Counter>,
     here: Vec<Limit>,
     elsewhere: Vec<Limit>,
     kept: AtomicBool,
 }
 
-impl Taken {
+impl TakenCounts {
     fn none(counter: &Arc<Counter>) -> Self {
         let counter = Arc::clone(counter);
         Self { counter, here: Vec::new(), elsewhere: Vec::new(), kept: AtomicBool::new(false) }
@@ -161,7 +168,7 @@ impl Taken {
     }
 }
 
-impl Drop for Taken {
+impl Drop for TakenCounts {
     fn drop(&mut self) {
         if self.kept.load(Ordering::Acquire) {
             return;

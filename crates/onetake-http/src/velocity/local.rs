@@ -21,11 +21,11 @@ const DROPS_MAX: usize = 16;
 pub(super) struct Local {
     clock: Arc<dyn Clock>,
     values_max: usize,
-    table: Mutex<Table>,
+    table: Mutex<CountTable>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
+struct CountTable {
     clear_at: HashMap<[u8; 32], Duration>,
     /// The same times, by rate and in order.
     order: HashMap<Rate, BTreeSet<(Duration, [u8; 32])>>,
@@ -68,7 +68,7 @@ impl Local {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Table> {
+    fn lock(&self) -> MutexGuard<'_, CountTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -80,7 +80,7 @@ fn wait(rate: Rate, clear_at: Duration, now: Duration) -> Duration {
     clear_at.saturating_sub(now.saturating_add(others))
 }
 
-impl Table {
+impl CountTable {
     fn clear_at(&self, limit: &Limit, now: Duration) -> Duration {
         self.clear_at.get(&limit.key).map_or(now, |clear_at| now.max(*clear_at))
     }

@@ -34,11 +34,11 @@ use http::{HeaderName, HeaderValue};
 use onetake_core::engine::{EngineError, Operation};
 use onetake_core::{Fingerprinter, Scope};
 
-pub use onetake_core::velocity::{Decision, Rate, RateError, SharedVelocity};
+pub use onetake_core::velocity::{Rate, RateError, SharedVelocity, VelocityDecision};
 
 use crate::fail_open;
 use crate::json::{Pointer, Value};
-use crate::layer::Shared;
+use crate::layer::LayerState;
 use crate::payload::Payload;
 use crate::policy::Policy;
 use crate::problem::from_engine::problem_of_error;
@@ -46,7 +46,7 @@ use crate::problem::{Code, Problem};
 use crate::secrets::Secrets;
 
 pub(crate) use counter::Counter;
-use counter::{Entry, Ruling};
+use counter::{CountDecision, PendingOperation};
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -91,48 +91,48 @@ struct Limit {
 /// The permission of the velocity limits. The counts for it are undone on drop, unless `keep` was
 /// called.
 #[derive(Clone, Default)]
-pub(crate) struct Pass(Option<Arc<Entry>>);
+pub(crate) struct Pass(Option<Arc<PendingOperation>>);
 
 impl Pass {
     /// Keeps the counts. Call it if the operation runs, or has a record without having run: its key
     /// is known from then on.
     pub(crate) fn keep(&self) {
-        if let Some(Ruling::Counted { taken, .. }) = self.ruling() {
+        if let Some(CountDecision::Counted { taken, .. }) = self.ruling() {
             taken.keep();
         }
     }
 
     /// Returns a guard for the time in which the engine is asked.
-    pub(crate) fn asking(&self) -> Asking<'_> {
-        Asking(Some(self))
+    pub(crate) fn asking(&self) -> CountGuard<'_> {
+        CountGuard(Some(self))
     }
 
     /// Returns the store's error, if the operation was counted while the store was unavailable. The
     /// caller need not ask the store again.
     pub(crate) fn store_error(&self) -> Option<EngineError> {
         match self.ruling() {
-            Some(Ruling::Counted { away, .. }) => away.clone(),
+            Some(CountDecision::Counted { away, .. }) => away.clone(),
             _ => None,
         }
     }
 
-    fn ruling(&self) -> Option<&Ruling> {
+    fn ruling(&self) -> Option<&CountDecision> {
         self.0.as_ref()?.ruling()
     }
 }
 
 /// A guard that keeps the counts of a request that is cancelled while the engine is asked. Its
 /// claim may have been granted. Then the key is known, and its retries are not counted.
-pub(crate) struct Asking<'a>(Option<&'a Pass>);
+pub(crate) struct CountGuard<'a>(Option<&'a Pass>);
 
-impl Asking<'_> {
+impl CountGuard<'_> {
     /// Ends the guard, because the engine has answered.
     pub(crate) fn answered(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for CountGuard<'_> {
     fn drop(&mut self) {
         if let Some(pass) = self.0 {
             pass.keep();
@@ -146,7 +146,7 @@ impl Drop for Asking<'_> {
 /// A problem for the client: a limit is reached, the body cannot be read, or the store is
 /// unavailable.
 pub(crate) async fn pass(
-    shared: &Shared,
+    shared: &LayerState,
     policy: &Policy,
     scope: &Scope,
     payload: &Payload,
@@ -171,9 +171,9 @@ pub(crate) async fn pass(
     let runs_anyway = |error: &EngineError| fail_open::is_open(policy, error);
     let entry = shared.velocity.enter(operation, &limits);
     match entry.decide(operation, &limits, runs_anyway).await {
-        Ruling::Known | Ruling::Counted { .. } => Ok(Pass(Some(entry))),
-        Ruling::Refused { rate, retry_after } => Err(exceeded(*rate, *retry_after)),
-        Ruling::Away(error) => Err(failed(error)),
+        CountDecision::Known | CountDecision::Counted { .. } => Ok(Pass(Some(entry))),
+        CountDecision::Refused { rate, retry_after } => Err(exceeded(*rate, *retry_after)),
+        CountDecision::Away(error) => Err(failed(error)),
     }
 }
 

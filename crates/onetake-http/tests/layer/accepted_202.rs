@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::{Engine, Limits, ManualClock, MemoryStore, Store, SystemRng, Terms};
 use onetake_http::{
     AttemptReport, Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Resolve,
@@ -395,7 +395,7 @@ async fn a_release_that_is_decided_excludes_a_202() {
     let node = world.node();
     let first = node.send(request("429"));
     node.api.started.notified().await;
-    node.store.fail_settlements(Fault::Unavailable);
+    node.store.fail_settlements(StoreFault::Unavailable);
     node.api.finish.notify_one();
     while node.store.failures() == 0 {
         yield_now().await;
@@ -406,7 +406,7 @@ async fn a_release_that_is_decided_excludes_a_202() {
     assert!(!first.is_finished(), "no 202 any more");
     let retry = node.send(with(request("429"), "prefer", "respond-async, wait=0")).await.unwrap();
     assert_eq!(retry.problem(), (409, "request_in_progress".to_owned()));
-    node.store.fail_settlements(Fault::None);
+    node.store.fail_settlements(StoreFault::None);
     world.clock.advance(Duration::from_secs(1));
     assert_eq!(first.await.unwrap().status, 429);
     let again = node.send(request("429"));
@@ -422,7 +422,7 @@ async fn an_outcome_that_is_not_durable_yet_is_running() {
     let node = world.node();
     let first = node.send(request("x"));
     node.api.started.notified().await;
-    node.store.fail_settlements(Fault::Unavailable);
+    node.store.fail_settlements(StoreFault::Unavailable);
     node.api.finish.notify_one();
     while node.store.failures() == 0 {
         yield_now().await;
@@ -430,7 +430,7 @@ async fn an_outcome_that_is_not_durable_yet_is_running() {
     world.clock.advance(WAIT);
     let location = first.await.unwrap().location();
     assert!(node.get(&location, "Bearer alice").await.is_running());
-    node.store.fail_settlements(Fault::None);
+    node.store.fail_settlements(StoreFault::None);
     world.clock.advance(Duration::from_secs(1));
     assert_eq!((node.outcome(&location).await.status, node.runs()), (201, 1));
 }
@@ -577,10 +577,10 @@ async fn a_store_that_does_not_answer_is_not_an_answer() {
     let world = World::new();
     let node = world.node();
     let location = node.accepted(&world, request("x")).await.location();
-    node.store.fail_loads(Fault::Unavailable);
+    node.store.fail_loads(StoreFault::Unavailable);
     let asked = node.get(&location, "Bearer alice").await;
     assert_eq!(asked.problem(), (503, "idempotency_store_unavailable".to_owned()));
-    node.store.fail_loads(Fault::None);
+    node.store.fail_loads(StoreFault::None);
     assert!(node.get(&location, "Bearer alice").await.is_running());
     assert_eq!(node.runs(), 1);
 }
@@ -591,7 +591,7 @@ async fn after_a_restart_the_handle_tells_the_truth() {
     let (before, finished) = (world.node(), world.node());
     let location = before.accepted(&world, request("x")).await.location();
     // The node never reaches the store again and looks dead to all others.
-    before.store.fail_settlements(Fault::Unavailable);
+    before.store.fail_settlements(StoreFault::Unavailable);
     let mut other = request("x");
     other.headers_mut().insert("idempotency-key", "another-key-0123456789".parse().unwrap());
     let kept = finished.accepted(&world, other).await.location();

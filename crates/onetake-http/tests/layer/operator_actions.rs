@@ -9,8 +9,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::routing::post;
 use http::Request;
-use onetake_core::engine::{Deed, Intervention, Standing};
-use onetake_core::store::{RecordIndex, Settlement, Verb};
+use onetake_core::engine::{ExpectedState, Intervention, OperatorAction};
+use onetake_core::store::{RecordIndex, Settlement, Transition};
 use onetake_core::{Cause, Engine, Failure, MemoryStore, Store};
 use onetake_http::{OnetakeLayer, Policy, Tenant};
 use tokio::sync::Semaphore;
@@ -55,8 +55,8 @@ async fn who_comes_late_is_told_that_it_failed() {
     let id = store.page(None, 10).await.unwrap().ids.remove(0);
     let attempt = store.load(vec![id]).await.remove(0).unwrap().unwrap().attempt;
     let failure = Failure { code: "lost".to_owned(), detail: "nobody could tell".to_owned() };
-    for verb in [Verb::Unknown(Cause::LeaseEnded), Verb::Fail(failure)] {
-        store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    for transition in [Transition::Unknown(Cause::LeaseEnded), Transition::Fail(failure)] {
+        store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
     }
     slow.gate.add_permits(1);
     let answered = late.await.unwrap();
@@ -77,11 +77,16 @@ async fn who_comes_late_is_not_shown_the_outcome_of_another_payload() {
     let id = store.page(None, 10).await.unwrap().ids.remove(0);
     let running = store.load(vec![id]).await.remove(0).unwrap().unwrap();
     let attempt = running.attempt;
-    let verb = Verb::Unknown(Cause::LeaseEnded);
-    store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    let transition = Transition::Unknown(Cause::LeaseEnded);
+    store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
     let (by, reason) = ("somebody".to_owned(), "it hangs".to_owned());
-    let forget =
-        Intervention { id, attempt, deed: Deed::Forget { seen: Standing::Unknown }, by, reason };
+    let forget = Intervention {
+        id,
+        attempt,
+        action: OperatorAction::Forget { seen: ExpectedState::Unknown },
+        by,
+        reason,
+    };
     engine.intervene(forget).await.unwrap();
     // The key is free again and is used for another payload.
     let answered = send(&other, request("pay 99")).await;

@@ -16,11 +16,11 @@ use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder};
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::store::Answers;
 use onetake_core::{
     Claim, Claimed, Clock, Engine, Limits, MemoryStore, RecordId, Settled, Settlement, Store,
-    StoreError, StoreErrorKind, SystemClock, SystemRng, Verb, delegate_store,
+    StoreError, StoreErrorKind, SystemClock, SystemRng, Transition, delegate_store,
 };
 use onetake_http::{InFlight, OnStoreDown, OnetakeLayer, Policy};
 use tokio::sync::Notify;
@@ -185,7 +185,7 @@ fn fail_open_with(policy: Policy, limits: Limits) -> World {
 #[tokio::test]
 async fn fail_open_runs_counts_and_records_nothing() {
     let World { api, store, memory, bypasses, router, .. } = fail_open(Policy::new());
-    store.fail_claims(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
     for run in 1..=2 {
         let answer = send(&router, request("/charges", KEY, "10")).await;
         let expected = format!("charged 10 with key {KEY} under fence none");
@@ -195,7 +195,7 @@ async fn fail_open_runs_counts_and_records_nothing() {
         assert_eq!((api.runs(), bypasses.count()), (run, run as u64));
     }
     assert!(memory.is_empty(), "a bypassed run is never recorded (S10)");
-    store.fail_claims(Fault::None);
+    store.fail_claims(StoreFault::None);
     let recorded = send(&router, request("/charges", KEY, "10")).await;
     assert!(recorded.status == 201 && !recorded.is_replay(), "nothing was known of the two before");
     assert!(send(&router, request("/charges", KEY, "10")).await.is_replay());
@@ -205,25 +205,25 @@ async fn fail_open_runs_counts_and_records_nothing() {
 #[tokio::test]
 async fn a_claim_whose_answer_is_lost_is_bypassed_and_given_back() {
     let World { api, store, bypasses, router, .. } = fail_open(Policy::new());
-    store.fail_one_claim(Fault::LostAnswer);
+    store.fail_one_claim(StoreFault::LostAnswer);
     // The claim is sent again and granted again, and the run is recorded.
     assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 201);
     assert_eq!(bypasses.count(), 0);
     assert!(send(&router, request("/charges", KEY, "10")).await.is_replay());
 
     let other = "another-key-0123456789";
-    store.fail_claims(Fault::LostAnswer);
-    store.fail_loads(Fault::Unavailable);
-    store.fail_settlements(Fault::Unavailable);
+    store.fail_claims(StoreFault::LostAnswer);
+    store.fail_loads(StoreFault::Unavailable);
+    store.fail_settlements(StoreFault::Unavailable);
     assert_eq!(send(&router, request("/charges", other, "10")).await.status, 201);
     assert_eq!((api.runs(), bypasses.count()), (2, 1));
-    store.fail_claims(Fault::None);
-    store.fail_loads(Fault::None);
+    store.fail_claims(StoreFault::None);
+    store.fail_loads(StoreFault::None);
     // The claim reached the store. Until the engine has released it, an attempt seems to be
     // running.
     let running = send(&router, request("/charges", other, "10")).await;
     assert_eq!(running.problem(), (409, "request_in_progress".to_owned()));
-    store.fail_settlements(Fault::None);
+    store.fail_settlements(StoreFault::None);
     let mut retry = send(&router, request("/charges", other, "10")).await;
     while retry.status == 409 {
         SystemClock.sleep(Duration::from_millis(5)).await;
@@ -247,8 +247,8 @@ async fn what_this_process_knows_is_still_answered() {
         })
     });
     api.started.notified().await;
-    store.fail_claims(Fault::Unavailable);
-    store.fail_settlements(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
+    store.fail_settlements(StoreFault::Unavailable);
     assert!(send(&router, request("/charges", KEY, "10")).await.is_replay());
     assert_eq!(send(&router, request("/charges", KEY, "99")).await.status, 422);
     assert_eq!(send(&router, request("/slow", slow_key, "10")).await.status, 409);
@@ -256,7 +256,7 @@ async fn what_this_process_knows_is_still_answered() {
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().problem(), (503, "outcome_pending".to_owned()));
     assert_eq!(send(&router, request("/slow", slow_key, "10")).await.status, 409);
-    store.fail_settlements(Fault::None);
+    store.fail_settlements(StoreFault::None);
     let mut retry = send(&router, request("/slow", slow_key, "10")).await;
     while retry.status == 409 {
         SystemClock.sleep(Duration::from_millis(5)).await;
@@ -270,7 +270,7 @@ async fn what_this_process_knows_is_still_answered() {
 async fn too_much_at_once_and_a_node_that_ends_are_never_bypassed() {
     let overloaded = Limits { running_max: 0, ..Limits::default() };
     let World { api, store, bypasses, router, .. } = fail_open_with(Policy::new(), overloaded);
-    store.fail_claims(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
     let refused = send(&router, request("/charges", KEY, "10")).await;
     assert_eq!(refused.problem(), (503, "overloaded".to_owned()));
     assert_eq!((api.runs(), bypasses.count()), (0, 0));
@@ -281,8 +281,8 @@ async fn too_much_at_once_and_a_node_that_ends_are_never_bypassed() {
     api.started.notified().await;
     let waiter = spawned(&router, "/slow");
     tokio::task::yield_now().await;
-    store.fail_claims(Fault::Unavailable);
-    store.fail_settlements(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
+    store.fail_settlements(StoreFault::Unavailable);
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().problem(), (503, "outcome_pending".to_owned()));
     assert!(!engine.shutdown(Duration::ZERO).await.unwrap());
@@ -297,7 +297,7 @@ async fn too_much_at_once_and_a_node_that_ends_are_never_bypassed() {
 #[tokio::test]
 async fn a_bypassed_run_outlives_its_client_and_has_its_time() {
     let World { api, store, bypasses, router, .. } = fail_open(Policy::new());
-    store.fail_claims(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
     let client = spawned(&router, "/slow");
     api.started.notified().await;
     client.abort();
@@ -308,7 +308,7 @@ async fn a_bypassed_run_outlives_its_client_and_has_its_time() {
     }
     assert_eq!(bypasses.count(), 1);
     let short = fail_open(Policy::new().upstream_timeout(Duration::from_millis(20)));
-    short.store.fail_claims(Fault::Unavailable);
+    short.store.fail_claims(StoreFault::Unavailable);
     let answer = send(&short.router, request("/slow", KEY, "10")).await;
     assert_eq!(answer.problem(), (504, "upstream_timeout".to_owned()));
 }
@@ -347,7 +347,7 @@ impl Store for Odd {
     fn settle(&self, mut batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         if self.drops_bodies.load(Ordering::SeqCst) {
             for settlement in &mut batch {
-                if let Verb::Complete(recording) = &mut settlement.verb {
+                if let Transition::Complete(recording) = &mut settlement.transition {
                     recording.body = None;
                 }
             }

@@ -12,14 +12,14 @@ use axum::routing::post;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response, StatusCode};
 use onetake_core::{
-    Asking, Engine, Found, Inquiry, MemoryStore, OnRetry, OnUnknown, Reconcile, Record,
+    Engine, Found, Inquiry, MemoryStore, OnRetry, OnUnknown, Reconcile, ReconcileOptions, Record,
 };
 use onetake_http::recording::record_response;
-use onetake_http::{InFlight, Known, OnetakeLayer, Policy, Remembered, Tenant};
+use onetake_http::{InFlight, MemoField, MemoValues, OnetakeLayer, Policy, Tenant};
 
 /// A reconciler that keeps the memos of the records that it was asked about.
 #[derive(Debug, Default)]
-struct Desk(Mutex<Vec<Known>>);
+struct Desk(Mutex<Vec<MemoValues>>);
 
 impl Reconcile for Desk {
     fn inquiry(&self, _: &Record) -> Option<Inquiry> {
@@ -27,7 +27,7 @@ impl Reconcile for Desk {
     }
 
     fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found> {
-        self.0.lock().unwrap().push(Known::of(&record.origin.memo));
+        self.0.lock().unwrap().push(MemoValues::of(&record.origin.memo));
         Box::pin(async {
             let mut found = Response::new(Body::from("found"));
             *found.status_mut() = StatusCode::CREATED;
@@ -53,7 +53,7 @@ fn policy() -> Policy {
 #[tokio::test]
 async fn an_operation_is_asked_for_by_what_was_remembered_of_it() {
     let asynchronous = InFlight::Async(Duration::from_secs(5));
-    let all = [Remembered::Key, Remembered::Tenant, Remembered::DerivedKey];
+    let all = [MemoField::Key, MemoField::Tenant, MemoField::DerivedKey];
     for (number, in_flight) in [InFlight::Reject, asynchronous].into_iter().enumerate() {
         let engine = Engine::new(Arc::new(MemoryStore::new()));
         let policy = policy().on_unknown(OnUnknown::Reconcile).remember(all).in_flight(in_flight);
@@ -72,7 +72,7 @@ async fn an_operation_is_asked_for_by_what_was_remembered_of_it() {
         assert_eq!((pending.status, &*pending.code()), (409, "outcome_unknown"));
 
         let desk = Desk::default();
-        assert_eq!(engine.reconcile(&desk, Asking::default()).await, 1);
+        assert_eq!(engine.reconcile(&desk, ReconcileOptions::default()).await, 1);
         let known = desk.0.lock().unwrap().pop().unwrap();
         assert_eq!(known.derived_key.map(|key| key.to_string()), sent.lock().unwrap().take());
         assert_eq!(known.key.unwrap(), written(number), "as the service behind was told it");

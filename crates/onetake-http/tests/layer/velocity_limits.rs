@@ -13,7 +13,7 @@ use axum::routing::post;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use http::{Request, StatusCode};
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::delegate_store;
 use onetake_core::store::Answers;
 use onetake_core::{
@@ -293,13 +293,13 @@ async fn what_did_not_run_is_given_back() {
     }
     // Requests that the store could not claim or load do not count either.
     for number in 20..25 {
-        api.store.fail_claims(Fault::Unavailable);
+        api.store.fail_claims(StoreFault::Unavailable);
         assert_eq!(pay(&router, "a", number, "3").await.status, 503);
-        api.store.fail_loads(Fault::Unavailable);
+        api.store.fail_loads(StoreFault::Unavailable);
         assert_eq!(pay(&router, "a", number, "3").await.status, 503);
-        api.store.fail_claims(Fault::None);
+        api.store.fail_claims(StoreFault::None);
         assert_eq!(pay(&router, "a", number, "3").await.status, 503, "nothing runs uncounted");
-        api.store.fail_loads(Fault::None);
+        api.store.fail_loads(StoreFault::None);
     }
     for number in 30..32 {
         assert_eq!(pay(&router, "a", number, "3").await.status, 201);
@@ -323,9 +323,9 @@ async fn while_the_store_is_away_it_is_counted_as_ever() {
     let api = Api::new();
     let router = api.router(per_card().on_store_down(OnStoreDown::FailOpen));
     for (claims, loads, card) in [
-        (Fault::Unavailable, Fault::Unavailable, "1"),
-        (Fault::Unavailable, Fault::None, "2"),
-        (Fault::None, Fault::Unavailable, "3"),
+        (StoreFault::Unavailable, StoreFault::Unavailable, "1"),
+        (StoreFault::Unavailable, StoreFault::None, "2"),
+        (StoreFault::None, StoreFault::Unavailable, "3"),
     ] {
         api.store.fail_claims(claims);
         api.store.fail_loads(loads);

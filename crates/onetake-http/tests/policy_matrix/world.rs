@@ -12,10 +12,10 @@ use axum::routing::post;
 use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Engine, Failure, Limits, ManualClock, RecordId, Recording,
-    Settled, Settlement, Store, SystemClock, SystemRng, Timestamp, Verb,
+    Settled, Settlement, Store, SystemClock, SystemRng, Timestamp, Transition,
 };
 use onetake_http::{IssuingKey, OnetakeLayer, OperationContext, Policy, Secrets};
 use serde_json::{Value, json};
@@ -104,8 +104,8 @@ impl World {
         let yesterday = Timestamp::from_micros(now.as_micros()).since(Timestamp::default()) - DAY;
         let yesterday = ManualClock::new(Timestamp::default().plus(yesterday));
         let down = Faulty::around(Arc::clone(&store));
-        down.fail_claims(Fault::Unavailable);
-        down.fail_loads(Fault::Unavailable);
+        down.fail_claims(StoreFault::Unavailable);
+        down.fail_loads(StoreFault::Unavailable);
         Self {
             here: node(Arc::clone(&store), &clock, &api),
             elsewhere: node(Arc::clone(&store), &yesterday, &api),
@@ -142,11 +142,11 @@ impl World {
             State::RunningElsewhere => self.settled(case, number, &name, DAY, None).await,
             State::Failed => {
                 let failure = Failure { code: "gone".into(), detail: "It is gone.".into() };
-                self.settled(case, number, &name, DAY, Some(Verb::Fail(failure))).await;
+                self.settled(case, number, &name, DAY, Some(Transition::Fail(failure))).await;
             }
             State::Expired => {
-                let verb = Verb::Complete(Recording::new("expired at once"));
-                self.settled(case, number, &name, Duration::ZERO, Some(verb)).await;
+                let transition = Transition::Complete(Recording::new("expired at once"));
+                self.settled(case, number, &name, Duration::ZERO, Some(transition)).await;
             }
         }
         if case.choice.velocity {
@@ -198,7 +198,7 @@ impl World {
         assert!(!headers.contains_key("idempotent-replayed"), "{case:?}");
     }
 
-    /// Claims the key in the store and settles it with `verb`. An attempt that was released before
+    /// Claims the key in the store and settles it with `transition`. An attempt that was released before
     /// provides the record's id and fingerprint.
     async fn settled(
         &self,
@@ -206,7 +206,7 @@ impl World {
         number: usize,
         name: &str,
         ttl: Duration,
-        verb: Option<Verb>,
+        transition: Option<Transition>,
     ) {
         self.ran(case, number, name, "429").await;
         let id = self.api.change(number, |done| done.id).unwrap();
@@ -218,8 +218,8 @@ impl World {
             Claim { id, attempt, fingerprint, terms, origin: onetake_core::Origin::default() };
         let claimed = self.store.claim(vec![claim]).await.remove(0).unwrap();
         assert!(matches!(claimed, Claimed::Granted { .. }), "{case:?}");
-        if let Some(verb) = verb {
-            let settlement = Settlement { id, attempt, verb };
+        if let Some(transition) = transition {
+            let settlement = Settlement { id, attempt, transition };
             let settled = self.store.settle(vec![settlement]).await.remove(0).unwrap();
             assert!(matches!(settled, Settled::Done { .. }), "{case:?}");
         }

@@ -16,7 +16,7 @@ use async_nats::{Client, ConnectOptions, HeaderMap, ServerAddr};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::Clock;
-use onetake_core::outbox::{Message, Waiting};
+use onetake_core::outbox::{Message, PendingMessage};
 
 use self::sizes::Sizes;
 use crate::sink::{Sink, SinkError, in_order};
@@ -88,7 +88,7 @@ impl NatsSink {
         Ok(Self { client, sizes, clock, options })
     }
 
-    async fn publish(&self, waiting: &Waiting) -> Result<(), SinkError> {
+    async fn publish(&self, waiting: &PendingMessage) -> Result<(), SinkError> {
         let subject = subject(&self.options.subject_prefix, &waiting.message.topic)?;
         let mut headers = headers(&waiting.message)?;
         headers.insert(MESSAGE_ID, waiting.id.to_string());
@@ -149,7 +149,7 @@ impl Sink for NatsSink {
 
     fn deliver<'a>(
         &'a self,
-        batch: &'a [Waiting],
+        batch: &'a [PendingMessage],
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
         // The next message of a key waits for the acknowledgement, because a stream may refuse the

@@ -21,7 +21,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::Connect;
 use onetake_core::Clock;
-use onetake_core::outbox::{Message, Waiting};
+use onetake_core::outbox::{Message, PendingMessage};
 
 use crate::sink::{Sink, SinkError, in_order};
 
@@ -132,7 +132,7 @@ impl WebhookSink {
         Self { url, secrets, client, clock, options }
     }
 
-    async fn call(&self, waiting: &Waiting) -> Result<(), SinkError> {
+    async fn call(&self, waiting: &PendingMessage) -> Result<(), SinkError> {
         let request = self.request(waiting)?;
         let called = async {
             let answer = self.client.send(request).await;
@@ -153,7 +153,7 @@ impl WebhookSink {
         judge(status, &headers, &said)
     }
 
-    fn request(&self, waiting: &Waiting) -> Result<Request<Full<Bytes>>, SinkError> {
+    fn request(&self, waiting: &PendingMessage) -> Result<Request<Full<Bytes>>, SinkError> {
         let (id, message) = (waiting.id.to_string(), &waiting.message);
         let timestamp = (self.clock.now().as_micros() / 1_000_000).to_string();
         let signature = signing::signature(&self.secrets, &id, &timestamp, &message.payload);
@@ -192,7 +192,7 @@ impl Sink for WebhookSink {
 
     fn deliver<'a>(
         &'a self,
-        batch: &'a [Waiting],
+        batch: &'a [PendingMessage],
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
         let call = |waiting| self.call(waiting);

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::outbox::{Outbox, OutboxCounts, Parked};
+use onetake_core::outbox::{Outbox, OutboxCounts, ParkedMessage};
 use onetake_core::{SystemClock, SystemRng};
 use onetake_relay::{Relay, RelayOptions, Sink};
 use onetake_sim::servers::{Postgres, until};
@@ -91,7 +91,7 @@ impl World {
         until("it is tried meanwhile", async || turns() > before + 10).await;
     }
 
-    async fn parked(&self) -> Vec<Parked> {
+    async fn parked(&self) -> Vec<ParkedMessage> {
         self.store.parked(0, 1_000).await.unwrap()
     }
 

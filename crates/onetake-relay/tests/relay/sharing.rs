@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::outbox::Waiting;
+use onetake_core::outbox::PendingMessage;
 use onetake_core::{Clock, MessageId, SystemClock};
 use onetake_relay::sink::in_order;
 use onetake_relay::{RelayOptions, Sink, SinkError};
@@ -44,7 +44,7 @@ impl Drop for At<'_> {
 }
 
 impl Way {
-    async fn send(&self, waiting: &Waiting) -> Result<(), SinkError> {
+    async fn send(&self, waiting: &PendingMessage) -> Result<(), SinkError> {
         let receiver = &*self.0;
         let (key, number) = parse(&waiting.message.payload);
         {
@@ -75,7 +75,7 @@ impl Sink for Way {
 
     fn deliver<'a>(
         &'a self,
-        batch: &'a [Waiting],
+        batch: &'a [PendingMessage],
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
         self.0.held_most.fetch_max(batch.len(), Ordering::Relaxed);
@@ -149,7 +149,7 @@ impl Sink for Refusing {
 
     fn deliver<'a>(
         &'a self,
-        batch: &'a [Waiting],
+        batch: &'a [PendingMessage],
         _: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
         let refused = batch.iter().map(|_| Err(SinkError::retry("not now"))).collect();
@@ -168,10 +168,10 @@ impl Sink for Picky {
 
     fn deliver<'a>(
         &'a self,
-        batch: &'a [Waiting],
+        batch: &'a [PendingMessage],
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
-        let send = async |waiting: &'a Waiting| match parse(&waiting.message.payload).0 {
+        let send = async |waiting: &'a PendingMessage| match parse(&waiting.message.payload).0 {
             0..8 => Err(SinkError::retry("not from you")),
             _ => self.0.send(waiting).await,
         };

@@ -6,9 +6,9 @@ use serde_json::Value;
 use std::time::Duration;
 
 use super::World;
-use crate::client::Answer;
+use crate::client::ClientResponse;
 
-fn json(answer: &Answer) -> Value {
+fn json(answer: &ClientResponse) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 

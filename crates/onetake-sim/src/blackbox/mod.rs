@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 
-use onetake_conformance::Report;
+use onetake_conformance::ConformanceReport;
 use onetake_core::{Clock, SystemClock};
 
 use crate::client::Client;
@@ -243,7 +243,7 @@ async fn pause(milliseconds: u64) {
 }
 
 /// Runs all cases. `start` gets the configuration and starts a gateway with it.
-pub async fn run<F, T>(start: impl FnOnce(String) -> F, store: &str) -> Report
+pub async fn run<F, T>(start: impl FnOnce(String) -> F, store: &str) -> ConformanceReport
 where
     F: Future<Output = T>,
     T: Target,
@@ -256,7 +256,7 @@ pub async fn run_with<F, T>(
     start: impl FnOnce(String) -> F,
     store: &str,
     can: Capabilities,
-) -> Report
+) -> ConformanceReport
 where
     F: Future<Output = T>,
     T: Target,
@@ -271,13 +271,13 @@ where
     let waiting = WAITING_CASES.iter().map(|(name, case)| {
         let case = case(Arc::clone(&world));
         async move {
-            let mut report = Report::default();
+            let mut report = ConformanceReport::default();
             report.add(name, case).await;
             report.cases
         }
     });
     let cases = join_all(waiting).await.into_iter().flatten().collect();
-    let mut report = Report { cases };
+    let mut report = ConformanceReport { cases };
     for (name, case) in CASES {
         report.add(name, case(Arc::clone(&world))).await;
     }

@@ -1,16 +1,16 @@
 //! Outcomes of attempts, and the answers to their retries.
 
 use super::{World, pause};
-use crate::client::Answer;
+use crate::client::ClientResponse;
 use crate::upstream::Upstream;
 
-async fn twice(world: &World, path: &str, key: &str) -> (Answer, Answer) {
+async fn twice(world: &World, path: &str, key: &str) -> (ClientResponse, ClientResponse) {
     let first = world.client.post(path).key(key).send().await.unwrap();
     let retry = world.client.post(path).key(key).send().await.unwrap();
     (first, retry)
 }
 
-fn is_not_run_again(retry: &Answer) {
+fn is_not_run_again(retry: &ClientResponse) {
     assert_eq!((retry.status(), retry.code().as_str()), (500, "previous_attempt_failed"));
 }
 
@@ -169,7 +169,7 @@ pub(super) async fn running_is_not_run_again_past_its_ttl(world: &World) {
 
 pub(super) async fn a_key_is_reusable_after_it_expired_with_a_higher_fence(world: &World) {
     let key = "reusable-0000000001";
-    let fence = |answer: &Answer| -> u64 {
+    let fence = |answer: &ClientResponse| -> u64 {
         answer.text().rsplit(' ').next().unwrap().parse().expect("the upstream was told a fence")
     };
     let first = world.client.post("/short-ttl/charge").key(key).send().await.unwrap();

@@ -8,8 +8,8 @@ use std::fmt;
 
 use super::render::render;
 use super::settled;
-use super::spans::{Faults, KeyHistory, Run, gather};
-use super::{Decision, History, Key, Policy};
+use super::spans::{Faults, KeyHistory, OperationRun, gather};
+use super::{History, Key, OperatorDecision, Policy};
 
 /// A rule that a history broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +74,7 @@ impl fmt::Display for Violation {
 
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct CheckReport {
     /// The number of requests.
     pub operations: usize,
     /// The number of keys.
@@ -95,7 +95,7 @@ pub struct Report {
     pub violations: Vec<Violation>,
 }
 
-impl Report {
+impl CheckReport {
     /// Returns the broken rules, each once.
     #[must_use]
     pub fn rules(&self) -> Vec<Rule> {
@@ -106,7 +106,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operations, keys, runs, faults, recorded, unknown, .. } = self;
         write!(
@@ -125,7 +125,7 @@ impl fmt::Display for Report {
 pub(super) type Findings = Vec<(Rule, String)>;
 
 /// The input of all rules.
-pub(super) struct Case<'a> {
+pub(super) struct CheckInput<'a> {
     pub(super) key: &'a KeyHistory,
     pub(super) faults: &'a Faults,
     pub(super) history: &'a History,
@@ -133,17 +133,17 @@ pub(super) struct Case<'a> {
 
 /// Checks the history of every key.
 #[must_use]
-pub fn check(history: &History) -> Report {
+pub fn check(history: &History) -> CheckReport {
     let (keys, faults) = gather(history);
-    let mut report = Report {
+    let mut report = CheckReport {
         keys: keys.len(),
         faults: faults.outages.len() + faults.store.len(),
-        ..Report::default()
+        ..CheckReport::default()
     };
     for (name, key) in &keys {
         report.operations += key.requests.len();
         report.runs += key.runs.len();
-        let case = Case { key, faults: &faults, history };
+        let case = CheckInput { key, faults: &faults, history };
         report.recorded += usize::from(case.first_recording().is_some());
         report.unknown += usize::from(settled::ends_unknown(&case));
         let (always, mut unless_lost) = (always(&case), unless_lost(&case));
@@ -163,7 +163,7 @@ pub fn check(history: &History) -> Report {
 }
 
 /// Returns findings of rules that no store may break.
-fn always(case: &Case<'_>) -> Findings {
+fn always(case: &CheckInput<'_>) -> Findings {
     let mut found = Findings::new();
     runs_have_requests(case, &mut found);
     settled::nothing_ran(case, &mut found);
@@ -176,7 +176,7 @@ fn always(case: &Case<'_>) -> Findings {
 }
 
 /// Returns findings of rules that depend on the store's acknowledgements.
-fn unless_lost(case: &Case<'_>) -> Findings {
+fn unless_lost(case: &CheckInput<'_>) -> Findings {
     let mut found = Findings::new();
     one_payload(case, &mut found);
     fences_rise(case, &mut found);
@@ -193,7 +193,7 @@ fn unless_lost(case: &Case<'_>) -> Findings {
 
 /// Returns true if the store may have lost a write for this key. That is so if the key was in use
 /// before the loss, and no client had seen it settled for longer than the loss reaches back.
-fn may_be_lost(case: &Case<'_>) -> bool {
+fn may_be_lost(case: &CheckInput<'_>) -> bool {
     let settled = case.first_recording().or_else(|| settled::first_unknown(case));
     case.faults.losses.iter().any(|(at, lag)| {
         let used = case.key.requests.iter().any(|request| request.sent < *at);
@@ -201,7 +201,7 @@ fn may_be_lost(case: &Case<'_>) -> bool {
     })
 }
 
-fn runs_have_requests(case: &Case<'_>, found: &mut Findings) {
+fn runs_have_requests(case: &CheckInput<'_>, found: &mut Findings) {
     let mut seen = HashSet::new();
     for run in &case.key.runs {
         let rule = Rule::RunHasARequest;
@@ -222,7 +222,7 @@ fn runs_have_requests(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-fn one_payload(case: &Case<'_>, found: &mut Findings) {
+fn one_payload(case: &CheckInput<'_>, found: &mut Findings) {
     let ran: HashSet<u8> = case.key.runs.iter().map(|run| run.payload).collect();
     if ran.len() > 1 {
         found.push((Rule::OnePayload, "two payloads ran".to_owned()));
@@ -231,8 +231,9 @@ fn one_payload(case: &Case<'_>, found: &mut Findings) {
         if response.code != settled::MISMATCH {
             continue;
         }
-        let other =
-            |other: &super::spans::Request| other.payload != request.payload && other.sent < moment;
+        let other = |other: &super::spans::RequestSpan| {
+            other.payload != request.payload && other.sent < moment
+        };
         if !case.key.requests.iter().any(other) {
             let what =
                 format!("request {} is refused, and no other payload was sent", request.number);
@@ -245,7 +246,7 @@ fn one_payload(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-fn fences_rise(case: &Case<'_>, found: &mut Findings) {
+fn fences_rise(case: &CheckInput<'_>, found: &mut Findings) {
     for (place, later) in case.key.runs.iter().enumerate() {
         for earlier in case.key.runs.iter().take(place) {
             let rises = earlier.fence < later.fence;
@@ -261,7 +262,7 @@ fn fences_rise(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-fn one_run(case: &Case<'_>, found: &mut Findings) {
+fn one_run(case: &CheckInput<'_>, found: &mut Findings) {
     for (place, later) in case.key.runs.iter().enumerate() {
         for earlier in case.key.runs.iter().take(place) {
             if !may_run_after(case, earlier, later) && !case.sent_late(later, earlier) {
@@ -274,13 +275,13 @@ fn one_run(case: &Case<'_>, found: &mut Findings) {
 }
 
 /// Returns true if `later` may start after `earlier` did, by the table of states.
-fn may_run_after(case: &Case<'_>, earlier: &Run, later: &Run) -> bool {
+fn may_run_after(case: &CheckInput<'_>, earlier: &OperationRun, later: &OperationRun) -> bool {
     let (from, to) = (earlier.started, later.started);
     let released = case
         .key
         .decisions
         .iter()
-        .any(|(at, decision)| *decision == Decision::Release && *at > from && *at < to);
+        .any(|(at, decision)| *decision == OperatorDecision::Release && *at > from && *at < to);
     if released || earlier.released_before(to) {
         return true;
     }
@@ -304,14 +305,14 @@ fn may_run_after(case: &Case<'_>, earlier: &Run, later: &Run) -> bool {
     }
 }
 
-impl Case<'_> {
+impl CheckInput<'_> {
     /// Returns true if `run` was sent by a gateway that was suspended while `other` started.
-    pub(super) fn sent_late(&self, run: &Run, other: &Run) -> bool {
+    pub(super) fn sent_late(&self, run: &OperationRun, other: &OperationRun) -> bool {
         self.faults.suspended_over(run.node, other.started, run.started)
     }
 
     /// Returns the moment at which the first client saw the recording.
-    pub(super) fn first_recording(&self) -> Option<super::spans::Moment> {
+    pub(super) fn first_recording(&self) -> Option<super::spans::HistoryMoment> {
         let responses = self.key.responses();
         let mut shown = responses.iter().filter(|(_, _, response)| self.is_recording(response));
         shown.next().map(|(_, moment, _)| *moment)

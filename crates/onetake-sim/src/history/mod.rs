@@ -30,7 +30,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use onetake_core::{Clock, SystemClock};
 
-pub use check::{Report, Violation, check};
+pub use check::{CheckReport, Violation, check};
 pub use upstream::RecordedUpstream;
 
 /// The route's choice for unknown outcomes (`on_unknown`).
@@ -88,7 +88,7 @@ pub enum Chosen {
 
 /// The outcome that the upstream names to a reconciler.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct UpstreamAnswer {
     /// The run that had the effect.
     pub run: u64,
     /// The status.
@@ -99,7 +99,7 @@ pub struct Found {
 
 /// An operator's decision on a key whose outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub enum OperatorDecision {
     /// The attempt had no effect: the next request runs.
     Release,
     /// The attempt failed permanently.
@@ -156,21 +156,21 @@ pub enum Event {
         /// The key.
         key: Key,
         /// The effect.
-        found: Option<Found>,
+        found: Option<UpstreamAnswer>,
     },
     /// An operator is about to send a decision.
     Deciding {
         /// The key.
         key: Key,
         /// The decision.
-        decision: Decision,
+        decision: OperatorDecision,
     },
     /// The gateway answered an operator that the decision was carried out.
     Decided {
         /// The key.
         key: Key,
         /// The decision.
-        decision: Decision,
+        decision: OperatorDecision,
     },
     /// A gateway was killed.
     Killed(usize),
@@ -194,7 +194,7 @@ pub enum Event {
 
 /// An event and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TimedEvent {
     /// The time, by the clock of the test.
     pub at: Duration,
     /// The event.
@@ -205,7 +205,7 @@ pub struct Entry {
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// The events.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<TimedEvent>,
     /// The lease of all routes.
     pub lease: Duration,
     /// The grace of all routes.
@@ -215,7 +215,7 @@ pub struct History {
 /// Records events in the order in which they happen.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<Vec<TimedEvent>>,
 }
 
 impl Recorder {
@@ -224,7 +224,7 @@ impl Recorder {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         // The time is read inside the lock, so that the order of times is the order of entries.
         let at = SystemClock.monotonic();
-        entries.push(Entry { at, event });
+        entries.push(TimedEvent { at, event });
     }
 
     /// Returns a copy of the history so far, for routes with this lease and grace.

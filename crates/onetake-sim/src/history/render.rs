@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::spans::{Faults, KeyHistory, Moment};
+use super::spans::{Faults, HistoryMoment, KeyHistory};
 use super::{Event, History};
 
 /// Renders the events of a key and the faults between its first and last event, one line each.
 pub(super) fn render(history: &History, key: &KeyHistory, faults: &Faults) -> String {
-    let mut moments: Vec<Moment> = Vec::new();
+    let mut moments: Vec<HistoryMoment> = Vec::new();
     for request in &key.requests {
         moments.extend([Some(request.sent), request.ended].into_iter().flatten());
     }
@@ -17,7 +17,7 @@ pub(super) fn render(history: &History, key: &KeyHistory, faults: &Faults) -> St
     moments.extend(key.reconciled.iter().map(|(at, _)| *at));
     moments.extend(key.decisions.iter().chain(&key.decided).map(|(at, _)| *at));
     let (first, last) = (moments.iter().min().copied(), moments.iter().max().copied());
-    let within = |at: &Moment| Some(*at) >= first && Some(*at) <= last;
+    let within = |at: &HistoryMoment| Some(*at) >= first && Some(*at) <= last;
     let outages = faults.outages.iter().flat_map(|outage| [Some(outage.from), outage.to]);
     let store = faults.store.iter().flat_map(|(_, from, to)| [Some(*from), *to]);
     let losses = faults.losses.iter().map(|(at, _)| Some(*at));

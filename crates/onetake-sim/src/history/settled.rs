@@ -2,9 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::check::{Case, Findings, Rule};
-use super::spans::{Moment, Request};
-use super::{Chosen, Decision, Found, Policy, Response};
+use super::check::{CheckInput, Findings, Rule};
+use super::spans::{HistoryMoment, RequestSpan};
+use super::{Chosen, OperatorDecision, Policy, Response, UpstreamAnswer};
 
 /// The problem of another payload.
 pub(super) const MISMATCH: &str = "idempotency_payload_mismatch";
@@ -29,7 +29,7 @@ const RETRYABLE: [&str; 5] = [
     "outcome_pending",
 ];
 
-impl Case<'_> {
+impl CheckInput<'_> {
     /// Returns true if the response is a recorded outcome.
     pub(super) fn is_recording(&self, response: &Response) -> bool {
         let Some(run) = response.run.and_then(|run| self.key.run(run)) else {
@@ -40,7 +40,7 @@ impl Case<'_> {
     }
 }
 
-pub(super) fn nothing_ran(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn nothing_ran(case: &CheckInput<'_>, found: &mut Findings) {
     for (request, moment, response) in case.key.responses() {
         let ran = case.key.runs.iter().find(|run| run.request == request.number);
         let overtaken = case.key.runs.len() > 1
@@ -58,7 +58,7 @@ pub(super) fn nothing_ran(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn recordings_are_true(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn recordings_are_true(case: &CheckInput<'_>, found: &mut Findings) {
     for (request, moment, response) in case.key.responses() {
         if !case.is_recording(response) {
             continue;
@@ -70,7 +70,7 @@ pub(super) fn recordings_are_true(case: &Case<'_>, found: &mut Findings) {
             continue;
         };
         let (status, body) = (response.status, response.body.clone());
-        let effect = Some(Found { run: run.number, status, body: body.clone() });
+        let effect = Some(UpstreamAnswer { run: run.number, status, body: body.clone() });
         let chosen = Some(Chosen::Record { status, body });
         let said = run.finished.is_some_and(|end| end < moment) && run.chosen == chosen;
         let mut answers = case.key.reconciled.iter();
@@ -89,7 +89,7 @@ pub(super) fn recordings_are_true(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn not_recorded(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn not_recorded(case: &CheckInput<'_>, found: &mut Findings) {
     for (request, _, response) in case.key.responses() {
         let run = response.run.filter(|_| !case.is_recording(response));
         let run = run.and_then(|run| case.key.run(run));
@@ -100,7 +100,7 @@ pub(super) fn not_recorded(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn problems_are_known(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn problems_are_known(case: &CheckInput<'_>, found: &mut Findings) {
     let codes = [&NOTHING_RAN[..], &OF_AN_ATTEMPT, &RAN].concat();
     let known = |code: &str| codes.contains(&code);
     for (request, moment, response) in case.key.responses() {
@@ -117,7 +117,7 @@ pub(super) fn problems_are_known(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn one_reference(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn one_reference(case: &CheckInput<'_>, found: &mut Findings) {
     let responses = case.key.responses();
     let said = responses.iter().map(|(_, _, response)| response.reference.as_str());
     let references: HashSet<&str> = said.filter(|reference| !reference.is_empty()).collect();
@@ -126,7 +126,7 @@ pub(super) fn one_reference(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn one_recording(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn one_recording(case: &CheckInput<'_>, found: &mut Findings) {
     let responses = case.key.responses();
     let mut recordings = responses.iter().filter(|(_, _, response)| case.is_recording(response));
     let Some((first, _, shown)) = recordings.next() else { return };
@@ -140,7 +140,7 @@ pub(super) fn one_recording(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn no_run_after_recording(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn no_run_after_recording(case: &CheckInput<'_>, found: &mut Findings) {
     let Some(shown) = case.first_recording() else { return };
     for run in case.key.runs.iter().filter(|run| run.started > shown) {
         if !case.faults.suspended_over(run.node, shown, run.started) {
@@ -150,7 +150,7 @@ pub(super) fn no_run_after_recording(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn recording_stays(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn recording_stays(case: &CheckInput<'_>, found: &mut Findings) {
     let Some(shown) = case.first_recording() else { return };
     let ran: HashSet<u8> = case.key.runs.iter().map(|run| run.payload).collect();
     for (request, _, response) in case.key.responses() {
@@ -167,12 +167,12 @@ pub(super) fn recording_stays(case: &Case<'_>, found: &mut Findings) {
 }
 
 /// Returns the time at which the first client got the answer that the outcome is unknown for good.
-pub(super) fn first_unknown(case: &Case<'_>) -> Option<Moment> {
+pub(super) fn first_unknown(case: &CheckInput<'_>) -> Option<HistoryMoment> {
     let responses = case.key.responses();
     responses.iter().find(|(_, _, response)| response.code == UNKNOWN).map(|(_, at, _)| *at)
 }
 
-pub(super) fn unknown_has_a_cause(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn unknown_has_a_cause(case: &CheckInput<'_>, found: &mut Findings) {
     let patience = case.history.lease + case.history.grace;
     for (request, moment, response) in case.key.responses() {
         let policy = match response.code.as_str() {
@@ -202,7 +202,7 @@ pub(super) fn unknown_has_a_cause(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn no_run_after_unknown(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn no_run_after_unknown(case: &CheckInput<'_>, found: &mut Findings) {
     let Some(unknown) = first_unknown(case) else { return };
     for run in case.key.runs.iter().filter(|run| run.started > unknown) {
         let released = case.key.decisions.iter().any(|(at, _)| *at < run.started);
@@ -214,8 +214,8 @@ pub(super) fn no_run_after_unknown(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-pub(super) fn failure_stays(case: &Case<'_>, found: &mut Findings) {
-    let mut failures = case.key.decided.iter().filter(|(_, word)| *word == Decision::Fail);
+pub(super) fn failure_stays(case: &CheckInput<'_>, found: &mut Findings) {
+    let mut failures = case.key.decided.iter().filter(|(_, word)| *word == OperatorDecision::Fail);
     let Some((failed, _)) = failures.next() else { return };
     for run in case.key.runs.iter().filter(|run| run.started > *failed) {
         if !case.faults.suspended_over(run.node, *failed, run.started) {
@@ -233,7 +233,7 @@ pub(super) fn failure_stays(case: &Case<'_>, found: &mut Findings) {
 }
 
 /// Returns the final requests that have a definite answer.
-fn definite<'a>(case: &'a Case<'_>) -> impl Iterator<Item = (&'a Request, &'a Response)> {
+fn definite<'a>(case: &'a CheckInput<'_>) -> impl Iterator<Item = (&'a RequestSpan, &'a Response)> {
     case.key.requests.iter().filter(|request| request.is_final).filter_map(|request| {
         let response = request.response.as_ref()?;
         let definite = case.is_recording(response) || response.code == UNKNOWN;
@@ -241,18 +241,18 @@ fn definite<'a>(case: &'a Case<'_>) -> impl Iterator<Item = (&'a Request, &'a Re
     })
 }
 
-pub(super) fn settles(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn settles(case: &CheckInput<'_>, found: &mut Findings) {
     if definite(case).next().is_none() {
         found.push((Rule::Settles, "the final read has no definite answer".to_owned()));
     }
 }
 
 /// Returns true if the final answer is "unknown".
-pub(super) fn ends_unknown(case: &Case<'_>) -> bool {
+pub(super) fn ends_unknown(case: &CheckInput<'_>) -> bool {
     definite(case).any(|(_, response)| response.code == UNKNOWN)
 }
 
-pub(super) fn effects(case: &Case<'_>, found: &mut Findings) {
+pub(super) fn effects(case: &CheckInput<'_>, found: &mut Findings) {
     let effects = case.key.runs.iter().filter(|run| run.effect).count();
     for (request, response) in definite(case) {
         let recorded = case.is_recording(response);

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use super::{Chosen, Decision, Event, Found, History, Key, Response};
+use super::{Chosen, Event, History, Key, OperatorDecision, Response, UpstreamAnswer};
 
 /// A moment: the position in the history, and the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment {
+pub struct HistoryMoment {
     /// The position of the event in the history.
     pub index: usize,
     /// The time of the event.
@@ -16,7 +16,7 @@ pub struct Moment {
 
 /// A request from its sending to its response.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct RequestSpan {
     /// The request's number.
     pub number: u64,
     /// The payload.
@@ -26,16 +26,16 @@ pub struct Request {
     /// True if it belongs to the final read.
     pub is_final: bool,
     /// The time before it was sent.
-    pub sent: Moment,
+    pub sent: HistoryMoment,
     /// The time after its response arrived, or the client gave up.
-    pub ended: Option<Moment>,
+    pub ended: Option<HistoryMoment>,
     /// The response, if one arrived.
     pub response: Option<Response>,
 }
 
 /// A run of the operation.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct OperationRun {
     /// The run's number.
     pub number: u64,
     /// The request that caused it.
@@ -47,9 +47,9 @@ pub struct Run {
     /// The fence.
     pub fence: u64,
     /// The moment before the operation began.
-    pub started: Moment,
+    pub started: HistoryMoment,
     /// The moment before its response was sent.
-    pub finished: Option<Moment>,
+    pub finished: Option<HistoryMoment>,
     /// The outcome, once it finished.
     pub chosen: Option<Chosen>,
     /// True if it had an effect.
@@ -62,15 +62,15 @@ pub struct KeyHistory {
     /// The key.
     pub key: Key,
     /// Its requests, in the order of sending.
-    pub requests: Vec<Request>,
+    pub requests: Vec<RequestSpan>,
     /// Its runs, in the order of their starts.
-    pub runs: Vec<Run>,
+    pub runs: Vec<OperationRun>,
     /// Answers to reconcilers.
-    pub reconciled: Vec<(Moment, Option<Found>)>,
+    pub reconciled: Vec<(HistoryMoment, Option<UpstreamAnswer>)>,
     /// Decisions of operators, each with the time before it was sent.
-    pub decisions: Vec<(Moment, Decision)>,
+    pub decisions: Vec<(HistoryMoment, OperatorDecision)>,
     /// Decisions that were carried out, each with the time after the operator got the answer.
-    pub decided: Vec<(Moment, Decision)>,
+    pub decided: Vec<(HistoryMoment, OperatorDecision)>,
 }
 
 /// A gateway that was killed, or suspended, and the moment when it was ready again.
@@ -81,9 +81,9 @@ pub struct Outage {
     /// True if it was killed, false if it was suspended.
     pub killed: bool,
     /// The beginning.
-    pub from: Moment,
+    pub from: HistoryMoment,
     /// The end, if there was one.
-    pub to: Option<Moment>,
+    pub to: Option<HistoryMoment>,
 }
 
 /// Faults that concern all keys.
@@ -92,21 +92,21 @@ pub struct Faults {
     /// Gateways that were killed or suspended.
     pub outages: Vec<Outage>,
     /// Faults of the store or the network: name, beginning, end.
-    pub store: Vec<(&'static str, Moment, Option<Moment>)>,
+    pub store: Vec<(&'static str, HistoryMoment, Option<HistoryMoment>)>,
     /// Losses of acknowledged writes, with the age above which writes were kept.
-    pub losses: Vec<(Moment, Duration)>,
+    pub losses: Vec<(HistoryMoment, Duration)>,
 }
 
-impl Run {
+impl OperationRun {
     /// Returns true if the run ended before `moment`, and released the key.
     #[must_use]
-    pub fn released_before(&self, moment: Moment) -> bool {
+    pub fn released_before(&self, moment: HistoryMoment) -> bool {
         self.chosen == Some(Chosen::Release) && self.finished.is_some_and(|end| end < moment)
     }
 
     /// Returns true if the run ended before `moment` with an unknown outcome.
     #[must_use]
-    pub fn unknown_before(&self, moment: Moment) -> bool {
+    pub fn unknown_before(&self, moment: HistoryMoment) -> bool {
         self.chosen == Some(Chosen::Unknown) && self.finished.is_some_and(|end| end < moment)
     }
 }
@@ -119,19 +119,19 @@ impl KeyHistory {
 
     /// Returns the run with this number.
     #[must_use]
-    pub fn run(&self, number: u64) -> Option<&Run> {
+    pub fn run(&self, number: u64) -> Option<&OperationRun> {
         self.runs.iter().find(|run| run.number == number)
     }
 
     /// Returns the request with this number.
     #[must_use]
-    pub fn request(&self, number: u64) -> Option<&Request> {
+    pub fn request(&self, number: u64) -> Option<&RequestSpan> {
         self.requests.iter().find(|request| request.number == number)
     }
 
     /// Returns the responses in the order of their arrival, with their requests.
     #[must_use]
-    pub fn responses(&self) -> Vec<(&Request, Moment, &Response)> {
+    pub fn responses(&self) -> Vec<(&RequestSpan, HistoryMoment, &Response)> {
         let arrived = self.requests.iter().filter_map(|request| {
             let response = request.response.as_ref()?;
             request.ended.map(|moment| (request, moment, response))
@@ -149,7 +149,7 @@ pub fn gather(history: &History) -> (BTreeMap<Key, KeyHistory>, Faults) {
     let (mut of_request, mut of_run) = (HashMap::new(), HashMap::new());
     let mut faults = Faults::default();
     for (index, entry) in history.entries.iter().enumerate() {
-        let moment = Moment { index, at: entry.at };
+        let moment = HistoryMoment { index, at: entry.at };
         match &entry.event {
             Event::Sent { request, key, .. } => {
                 let known = keys.entry(*key).or_insert_with(|| KeyHistory::new(*key));
@@ -167,7 +167,7 @@ pub fn gather(history: &History) -> (BTreeMap<Key, KeyHistory>, Faults) {
                 let known = keys.entry(*key).or_insert_with(|| KeyHistory::new(*key));
                 let node = known.request(*request).map(|request| request.node);
                 of_run.insert(*run, (*key, known.runs.len()));
-                known.runs.push(Run {
+                known.runs.push(OperationRun {
                     number: *run,
                     request: *request,
                     node,
@@ -205,9 +205,9 @@ pub fn gather(history: &History) -> (BTreeMap<Key, KeyHistory>, Faults) {
     (keys, faults)
 }
 
-fn sent(event: &Event, moment: Moment) -> Option<Request> {
+fn sent(event: &Event, moment: HistoryMoment) -> Option<RequestSpan> {
     let Event::Sent { request, payload, node, is_final, .. } = event else { return None };
-    Some(Request {
+    Some(RequestSpan {
         number: *request,
         payload: *payload,
         node: *node,
@@ -219,7 +219,7 @@ fn sent(event: &Event, moment: Moment) -> Option<Request> {
 }
 
 impl Faults {
-    fn note(&mut self, event: &Event, moment: Moment) {
+    fn note(&mut self, event: &Event, moment: HistoryMoment) {
         let outage = |node, killed| Outage { node, killed, from: moment, to: None };
         match event {
             Event::Killed(node) => self.outages.push(outage(*node, true)),
@@ -244,9 +244,10 @@ impl Faults {
 
     /// Returns true if any fault lasted at some time between `from` and `to`.
     #[must_use]
-    pub fn between(&self, from: Moment, to: Moment) -> bool {
-        let overlaps =
-            |began: Moment, ended: Option<Moment>| began < to && ended.is_none_or(|end| end > from);
+    pub fn between(&self, from: HistoryMoment, to: HistoryMoment) -> bool {
+        let overlaps = |began: HistoryMoment, ended: Option<HistoryMoment>| {
+            began < to && ended.is_none_or(|end| end > from)
+        };
         self.outages.iter().any(|outage| overlaps(outage.from, outage.to))
             || self.store.iter().any(|(_, began, ended)| overlaps(*began, *ended))
             || self.losses.iter().any(|(at, _)| *at < to && *at > from)
@@ -254,7 +255,12 @@ impl Faults {
 
     /// Returns true if a gateway was killed between `from` and `to`.
     #[must_use]
-    pub fn killed_between(&self, node: Option<usize>, from: Moment, to: Moment) -> bool {
+    pub fn killed_between(
+        &self,
+        node: Option<usize>,
+        from: HistoryMoment,
+        to: HistoryMoment,
+    ) -> bool {
         self.outages.iter().any(|outage| {
             outage.killed && node == Some(outage.node) && outage.from < to && outage.from > from
         })
@@ -262,7 +268,12 @@ impl Faults {
 
     /// Returns true if a gateway was suspended at `moment`, and went on before `later`.
     #[must_use]
-    pub fn suspended_over(&self, node: Option<usize>, moment: Moment, later: Moment) -> bool {
+    pub fn suspended_over(
+        &self,
+        node: Option<usize>,
+        moment: HistoryMoment,
+        later: HistoryMoment,
+    ) -> bool {
         self.outages.iter().any(|outage| {
             let resumed = outage.to.is_some_and(|end| end > moment && end < later);
             !outage.killed && node == Some(outage.node) && outage.from < moment && resumed

@@ -5,7 +5,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::check::Rule;
-use super::{Chosen, Decision, Entry, Event, Found, History, Key, Policy, Report, Response, check};
+use super::{
+    CheckReport, Chosen, Event, History, Key, OperatorDecision, Policy, Response, TimedEvent,
+    UpstreamAnswer, check,
+};
 
 const LEASE: Duration = Duration::from_secs(1);
 
@@ -26,7 +29,7 @@ impl Script {
     fn event(mut self, event: Event) -> Self {
         let at = self.history.entries.last().map(|entry| entry.at).unwrap_or_default();
         let at = at + Duration::from_millis(1) + std::mem::take(&mut self.pause);
-        self.history.entries.push(Entry { at, event });
+        self.history.entries.push(TimedEvent { at, event });
         self
     }
 
@@ -85,7 +88,7 @@ impl Script {
         self.sent(100).refused(100, 500, "previous_attempt_failed")
     }
 
-    fn report(self) -> Report {
+    fn report(self) -> CheckReport {
         check(&self.history)
     }
 
@@ -206,7 +209,7 @@ fn a_reconciled_outcome_is_the_recording() {
     let history = Script::new(Policy::Reconcile).sent(1).starts(1, 1, 5);
     let key = history.key;
     let history = history.event(Event::Finished { run: 1, chosen: Chosen::Unknown, effect: true });
-    let found = Found { run: 1, status: 201, body: body(1) };
+    let found = UpstreamAnswer { run: 1, status: 201, body: body(1) };
     let history = history.lost(1).sent(2).refused(2, 409, "outcome_unknown");
     history.event(Event::Reconciled { key, found: Some(found) }).finally_shows(1).holds();
 }
@@ -330,7 +333,7 @@ fn nothing_runs_after_it_was_said_so_unless_an_operator_releases() {
     };
     let key = start().key;
     again(start()).breaks(Rule::NoRunAfterUnknown);
-    let decision = Decision::Release;
+    let decision = OperatorDecision::Release;
     again(start().event(Event::Deciding { key, decision })).holds();
 }
 
@@ -339,7 +342,7 @@ fn a_failure_that_an_operator_decided_on_stays() {
     let start = || {
         let history = Script::new(Policy::Fail).sent(1).starts(1, 1, 5).event(Event::Killed(0));
         let history = history.event(Event::Ready(0)).lost(1).records(1);
-        let (key, decision) = (history.key, Decision::Fail);
+        let (key, decision) = (history.key, OperatorDecision::Fail);
         let history = history.event(Event::Deciding { key, decision });
         history.event(Event::Decided { key, decision })
     };

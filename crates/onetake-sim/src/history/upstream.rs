@@ -20,7 +20,7 @@ use onetake_core::{Clock, SystemClock};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-use super::{Chosen, Event, Found, Key, Policy, Recorder};
+use super::{Chosen, Event, Key, Policy, Recorder, UpstreamAnswer};
 
 /// The header that names the client's request.
 pub const REQUEST: &str = "x-request";
@@ -77,21 +77,21 @@ pub struct RecordedUpstream {
 
 /// The upstream's memory of a key, for reconcilers.
 #[derive(Debug, Default)]
-struct Known {
+struct KnownKey {
     running: usize,
-    effect: Option<Found>,
+    effect: Option<UpstreamAnswer>,
 }
 
 #[derive(Debug)]
-struct State {
+struct RecordedState {
     recorder: Arc<Recorder>,
     seed: u64,
     runs: AtomicU64,
-    known: Mutex<HashMap<Key, Known>>,
+    known: Mutex<HashMap<Key, KnownKey>>,
 }
 
 /// The plan of a run.
-struct Plan {
+struct RunPlan {
     delay: Duration,
     chosen: Chosen,
     effect: bool,
@@ -107,7 +107,7 @@ impl RecordedUpstream {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (runs, known) = (AtomicU64::new(1), Mutex::default());
-        let state = Arc::new(State { recorder, seed, runs, known });
+        let state = Arc::new(RecordedState { recorder, seed, runs, known });
         let accepting = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 tokio::spawn(serve(stream, Arc::clone(&state)));
@@ -134,7 +134,7 @@ impl Drop for RecordedUpstream {
 #[error("closed on purpose")]
 struct Closed;
 
-async fn serve(stream: TcpStream, state: Arc<State>) {
+async fn serve(stream: TcpStream, state: Arc<RecordedState>) {
     let _best_effort = stream.set_nodelay(true);
     let service = service_fn(move |request| act(request, Arc::clone(&state)));
     let builder = hyper::server::conn::http1::Builder::new();
@@ -143,7 +143,7 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
 
 async fn act(
     request: Request<Incoming>,
-    state: Arc<State>,
+    state: Arc<RecordedState>,
 ) -> Result<Response<Full<Bytes>>, Closed> {
     if let Some(key) = request.uri().path().strip_prefix("/by-key/") {
         return Key::parse(key).map(|key| state.reconcile(key)).ok_or(Closed);
@@ -165,7 +165,7 @@ async fn act(
     let ran = tokio::spawn(async move {
         let plan = plan(mix(state.seed, run), run, key);
         SystemClock.sleep(plan.delay).await;
-        let Plan { chosen, effect, closes, .. } = plan;
+        let RunPlan { chosen, effect, closes, .. } = plan;
         state.finish(key, run, &chosen, effect);
         state.recorder.record(Event::Finished { run, chosen: chosen.clone(), effect });
         if closes { Err(Closed) } else { Ok(response(run, &chosen)) }
@@ -175,7 +175,7 @@ async fn act(
 
 /// Chooses the plan of a run: most are recorded, some say "not handled", some leave the outcome
 /// unknown.
-fn plan(dice: u64, run: u64, key: Key) -> Plan {
+fn plan(dice: u64, run: u64, key: Key) -> RunPlan {
     let (kind, pace, size) = (dice % 100, (dice >> 8) % 100, (dice >> 16) % 100);
     let millis = match pace {
         0..60 => (dice >> 24) % 5,
@@ -191,7 +191,7 @@ fn plan(dice: u64, run: u64, key: Key) -> Plan {
         84..92 => (Chosen::Unknown, effect, false),
         _ => (Chosen::Unknown, effect, true),
     };
-    Plan { delay: Duration::from_millis(millis), chosen, effect, closes }
+    RunPlan { delay: Duration::from_millis(millis), chosen, effect, closes }
 }
 
 fn response(run: u64, chosen: &Chosen) -> Response<Full<Bytes>> {
@@ -206,7 +206,7 @@ fn response(run: u64, chosen: &Chosen) -> Response<Full<Bytes>> {
     response
 }
 
-impl State {
+impl RecordedState {
     fn start(&self, key: Key) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.entry(key).or_default().running += 1;
@@ -221,7 +221,7 @@ impl State {
                 Chosen::Record { status, body } => (*status, body.clone()),
                 _ => (201, format!("run {run} of {}", key.text()).into()),
             };
-            known.effect = Some(Found { run, status, body });
+            known.effect = Some(UpstreamAnswer { run, status, body });
         }
     }
 
@@ -233,7 +233,7 @@ impl State {
         let (mut answer, word) = match &found {
             _ if known.running > 0 => (Response::new(Full::default()), "unknown"),
             None => (Response::new(Full::default()), "release"),
-            Some(Found { run, status, body }) => {
+            Some(UpstreamAnswer { run, status, body }) => {
                 let chosen = Chosen::Record { status: *status, body: body.clone() };
                 (response(*run, &chosen), "record")
             }

@@ -1,7 +1,7 @@
 //! The steps of attempts, and of time.
 
 use onetake_core::clock::micros;
-use onetake_core::{OnUnknown, Record, Timestamp, Verb};
+use onetake_core::{OnUnknown, Record, Timestamp, Transition};
 
 use super::Model;
 use super::invariants::Invariant;
@@ -91,7 +91,7 @@ impl Model {
     /// An attempt renews its lease.
     pub(super) fn renew(&self, state: &mut ModelState, key: ModelKey, slot: AttemptSlot) -> bool {
         let before = *state.keys.get(key).attempts.get(slot);
-        let answer = self.settle(state, key, slot, Settler::Owner, Verb::Renew);
+        let answer = self.settle(state, key, slot, Settler::Owner, Transition::Renew);
         let attempt = state.keys.get_mut(key).attempts.get_mut(slot);
         if let AttemptPhase::Held(held) = attempt {
             held.ticks_left = match answer {
@@ -119,8 +119,8 @@ impl Model {
             AttemptPhase::Idle | AttemptPhase::Gone => return false,
         };
         let earlier = state.keys.get(key).clone();
-        let verb = report_verb(slot, Settler::Owner, request.payload, report);
-        let answer = self.settle(state, key, slot, Settler::Owner, verb);
+        let transition = report_verb(slot, Settler::Owner, request.payload, report);
+        let answer = self.settle(state, key, slot, Settler::Owner, transition);
         let rolls_back = self.on_unknown(key, request) == OnUnknown::Rollback;
         let attempt = state.keys.get_mut(key).attempts.get_mut(slot);
         *attempt = match (before, answer) {

@@ -4,7 +4,7 @@
 //! forgotten, and any node may have made any of them: two nodes that act on two reads are two
 //! steps.
 
-use onetake_core::{OnUnknown, Verb};
+use onetake_core::{OnUnknown, Transition};
 
 use super::Model;
 use super::invariants::Invariant;
@@ -21,7 +21,7 @@ impl Model {
         let before = state.keys.get(key);
         let life = before.live(state.now).filter(|life| life.owner == slot);
         let is_disowned = matches!(before.attempts.get(slot), AttemptPhase::Disowned(_));
-        let answer = self.settle(state, key, slot, Settler::Reaper, Verb::Abandon);
+        let answer = self.settle(state, key, slot, Settler::Reaper, Transition::ExpireLease);
         let is_written = answer == SettleAnswer::Written;
         let rolls_back =
             life.is_some_and(|life| self.on_unknown(key, life.request) == OnUnknown::Rollback);
@@ -62,7 +62,8 @@ impl Model {
     pub(super) fn defer(&self, state: &mut ModelState, key: ModelKey, slot: AttemptSlot) -> bool {
         let life = state.keys.get(key).live(state.now).filter(|life| life.owner == slot);
         let hold = self.config.tick;
-        let answer = self.settle(state, key, slot, Settler::Reconciler, Verb::Defer(hold));
+        let answer =
+            self.settle(state, key, slot, Settler::Reconciler, Transition::PostponeReconcile(hold));
         let is_written = answer == SettleAnswer::Written;
         let was_asked_for = life.is_some_and(|life| life.was_asked_for);
         let is_unknown = life.is_some_and(|life| life.stage == LifeStage::Unknown);
@@ -84,8 +85,8 @@ impl Model {
     ) -> bool {
         let live = state.keys.get(key).live(state.now);
         let payload = live.map_or(RequestPayload::This, |life| life.request.payload);
-        let verb = report_verb(slot, settler, payload, report);
-        let answer = self.settle(state, key, slot, settler, verb);
+        let transition = report_verb(slot, settler, payload, report);
+        let answer = self.settle(state, key, slot, settler, transition);
         let is_written = answer == SettleAnswer::Written;
         let is_stale = answer == SettleAnswer::Stale;
         let is_release = report == AttemptReport::Release;
@@ -121,7 +122,7 @@ impl Model {
             .live(state.now)
             .filter(|life| life.owner == slot)
             .map(|life| life.stage);
-        let answer = self.settle(state, key, slot, Settler::Operator, Verb::Forget);
+        let answer = self.settle(state, key, slot, Settler::Operator, Transition::Forget);
         let is_written = answer == SettleAnswer::Written;
         let was_settled = matches!(stage, Some(LifeStage::Settled(_)));
         let was_unknown = stage == Some(LifeStage::Unknown);

@@ -5,7 +5,7 @@
 
 use onetake_core::decide::Reading;
 use onetake_core::record::KEPT_AFTER_SETTLING;
-use onetake_core::{OnUnknown, Terms, Timestamp, Verb};
+use onetake_core::{OnUnknown, Terms, Timestamp, Transition};
 
 use super::state::{AttemptSlot, Request, RequestPayload, RunProgress, Settler};
 
@@ -120,44 +120,52 @@ impl KeyLife {
     pub fn accepts(
         &self,
         settler: Settler,
-        verb: &Verb,
+        transition: &Transition,
         on_unknown: OnUnknown,
         now: Timestamp,
     ) -> bool {
-        match (self.stage, verb) {
+        match (self.stage, transition) {
             // A running key is neither forgotten nor reconciled.
-            (LifeStage::Running, Verb::Forget | Verb::Defer(_)) => false,
-            (LifeStage::Running, Verb::Abandon) => self.is_abandoned(now),
+            (LifeStage::Running, Transition::Forget | Transition::PostponeReconcile(_)) => false,
+            (LifeStage::Running, Transition::ExpireLease) => self.is_abandoned(now),
             (LifeStage::Running, _) => true,
             // A lease that ended never lives again: another actor may have acted on its end.
-            (_, Verb::Renew | Verb::Abandon) => false,
-            (_, Verb::Forget) => true,
-            (LifeStage::Unknown, Verb::Defer(_)) => {
+            (_, Transition::Renew | Transition::ExpireLease) => false,
+            (_, Transition::Forget) => true,
+            (LifeStage::Unknown, Transition::PostponeReconcile(_)) => {
                 on_unknown == OnUnknown::Reconcile && self.ask_from <= now
             }
             (LifeStage::Unknown, _) => true,
             // A report whose answer was lost is sent again, and succeeds.
-            (LifeStage::Released, Verb::Release) => true,
-            (LifeStage::Released, Verb::Unknown(_)) => on_unknown == OnUnknown::Rollback,
-            (LifeStage::Settled(by), Verb::Complete(_) | Verb::Fail(_)) => by == settler,
+            (LifeStage::Released, Transition::Release) => true,
+            (LifeStage::Released, Transition::Unknown(_)) => on_unknown == OnUnknown::Rollback,
+            (LifeStage::Settled(by), Transition::Complete(_) | Transition::Fail(_)) => {
+                by == settler
+            }
             _ => false,
         }
     }
 
     /// Applies a settlement that the store accepted and wrote.
-    pub fn settled(&mut self, settler: Settler, verb: &Verb, terms: &Terms, now: Timestamp) {
-        match verb {
-            Verb::Renew => self.until = now.plus(terms.lease).plus(terms.grace),
-            Verb::Complete(_) | Verb::Fail(_) => {
+    pub fn settled(
+        &mut self,
+        settler: Settler,
+        transition: &Transition,
+        terms: &Terms,
+        now: Timestamp,
+    ) {
+        match transition {
+            Transition::Renew => self.until = now.plus(terms.lease).plus(terms.grace),
+            Transition::Complete(_) | Transition::Fail(_) => {
                 self.finished(LifeStage::Settled(settler), terms, now);
             }
-            Verb::Release => self.finished(LifeStage::Released, terms, now),
-            Verb::Unknown(_) | Verb::Abandon => self.passed_over(terms, now),
-            Verb::Defer(hold) => {
+            Transition::Release => self.finished(LifeStage::Released, terms, now),
+            Transition::Unknown(_) | Transition::ExpireLease => self.passed_over(terms, now),
+            Transition::PostponeReconcile(hold) => {
                 self.ask_from = now.plus(*hold);
                 self.was_asked_for = true;
             }
-            Verb::Forget => {
+            Transition::Forget => {
                 // The key is as if it had never been used.
                 self.run = RunProgress::NotStarted;
                 self.stage = LifeStage::Released;

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use onetake_core::decide::SettleEffect;
-use onetake_core::origin::History;
+use onetake_core::origin::AttemptHistory;
 use onetake_core::{
-    Cause, Failure, OnUnknown, Record, Recording, Settlement, State, Timestamp, Verb,
+    Cause, Failure, OnUnknown, Record, Recording, Settlement, State, Timestamp, Transition,
 };
 
 use super::Model;
@@ -36,14 +36,14 @@ impl Model {
         key: ModelKey,
         slot: AttemptSlot,
         settler: Settler,
-        verb: Verb,
+        transition: Transition,
     ) -> SettleAnswer {
         let now = state.now;
         let key_state = state.keys.get(key);
         let life = key_state.live(now);
-        let settlement = Settlement { id: key.id(), attempt: slot.id(key), verb };
+        let settlement = Settlement { id: key.id(), attempt: slot.id(key), transition };
         let effect = (self.decisions.settle)(key_state.record.as_deref(), &settlement, now);
-        let Settlement { verb, .. } = settlement;
+        let Settlement { transition, .. } = settlement;
         let answer = match effect {
             SettleEffect::Write(_) => SettleAnswer::Written,
             SettleEffect::Already => SettleAnswer::Already,
@@ -52,24 +52,24 @@ impl Model {
 
         let mine = life.filter(|life| life.owner == slot);
         let mut broken = state.broken;
-        self.judge_answer(&mut broken, key, (life, mine), (settler, &verb), answer, now);
+        self.judge_answer(&mut broken, key, (life, mine), (settler, &transition), answer, now);
         if let SettleEffect::Write(after) = &effect
             && let Some(before) = key_state.record.as_deref()
         {
-            self.judge_write(&mut broken, key, life, &verb, before, after);
+            self.judge_write(&mut broken, key, life, &transition, before, after);
         }
         let key_state = state.keys.get_mut(key);
         if let SettleEffect::Write(record) = effect {
             if let Some(life) = &mut key_state.life {
-                life.settled(settler, &verb, &self.terms(key, life.request), now);
+                life.settled(settler, &transition, &self.terms(key, life.request), now);
             }
             write(key_state, record, now);
         }
         if answer != SettleAnswer::Stale {
             let record = key_state.record.as_deref();
-            let holds = record.is_some_and(|record| is_as_told(record, &verb, now));
+            let holds = record.is_some_and(|record| is_as_told(record, &transition, now));
             broken.note(!holds, Invariant::Believed);
-            let is_gone = verb != Verb::Forget || is_free(self, state, key);
+            let is_gone = transition != Transition::Forget || is_free(self, state, key);
             broken.note(!is_gone, Invariant::ForgottenIsAbsent);
         }
         state.broken = broken;
@@ -83,7 +83,7 @@ impl Model {
         broken: &mut InvariantSet,
         key: ModelKey,
         (life, mine): (Option<KeyLife>, Option<KeyLife>),
-        (settler, verb): (Settler, &Verb),
+        (settler, transition): (Settler, &Transition),
         answer: SettleAnswer,
         now: Timestamp,
     ) {
@@ -93,19 +93,19 @@ impl Model {
         broken.note(mine.is_none() && !is_stale && is_other, Invariant::S20);
         let is_settled = life.is_some_and(|life| matches!(life.stage, LifeStage::Settled(_)));
         let Some(life) = mine else { return };
-        let accepts = life.accepts(settler, verb, self.on_unknown(key, life.request), now);
+        let accepts = life.accepts(settler, transition, self.on_unknown(key, life.request), now);
         broken.note(accepts && is_stale, Invariant::Believed);
         if accepts || is_stale {
             return;
         }
         // The store accepted a settlement that it had to refuse.
         let is_running = life.stage == LifeStage::Running;
-        match verb {
+        match transition {
             // A lease that ended never lives again.
-            Verb::Renew => broken.note(true, Invariant::S1),
-            Verb::Abandon => broken.note(true, Invariant::S13),
-            Verb::Defer(_) => broken.note(true, Invariant::OneAsker),
-            Verb::Forget => broken.note(is_running, Invariant::S20),
+            Transition::Renew => broken.note(true, Invariant::S1),
+            Transition::ExpireLease => broken.note(true, Invariant::S13),
+            Transition::PostponeReconcile(_) => broken.note(true, Invariant::OneAsker),
+            Transition::Forget => broken.note(is_running, Invariant::S20),
             _ => {
                 broken.note(is_settled, Invariant::S4);
                 broken.note(is_settled && is_other, Invariant::S20);
@@ -120,14 +120,14 @@ impl Model {
         broken: &mut InvariantSet,
         key: ModelKey,
         life: Option<KeyLife>,
-        verb: &Verb,
+        transition: &Transition,
         before: &Record,
         after: &Record,
     ) {
         broken.note(after.fence != before.fence, Invariant::S2);
         broken.note(after.attempt != before.attempt, Invariant::S1);
         let Some(life) = life else { return };
-        let is_forgotten = *verb == Verb::Forget;
+        let is_forgotten = *transition == Transition::Forget;
         let is_settled = matches!(life.stage, LifeStage::Settled(_));
         broken.note(is_settled && !is_forgotten && after != before, Invariant::S4);
         let is_released = matches!(after.state, State::Released { .. });
@@ -144,18 +144,18 @@ pub(super) fn report_verb(
     settler: Settler,
     payload: RequestPayload,
     report: AttemptReport,
-) -> Verb {
+) -> Transition {
     let (payload, signature) = (payload.name(), settler.signature(slot));
     match report {
         AttemptReport::Complete => {
-            Verb::Complete(Recording { head: payload.into(), body: Some(signature.into()) })
+            Transition::Complete(Recording { head: payload.into(), body: Some(signature.into()) })
         }
         AttemptReport::Fail => {
-            Verb::Fail(Failure { code: payload.into(), detail: signature.into() })
+            Transition::Fail(Failure { code: payload.into(), detail: signature.into() })
         }
-        AttemptReport::Release => Verb::Release,
+        AttemptReport::Release => Transition::Release,
         // The reaper's cause is used, so that all unknown records are alike.
-        AttemptReport::Unknown => Verb::Unknown(Cause::LeaseEnded),
+        AttemptReport::Unknown => Transition::Unknown(Cause::LeaseEnded),
     }
 }
 
@@ -164,7 +164,7 @@ pub(super) fn report_verb(
 pub(super) fn write(key_state: &mut KeyState, mut record: Record, now: Timestamp) {
     // No decision depends on these fields, and they would make equal states different.
     record.claimed_at = record.created_at;
-    record.history = History::default();
+    record.history = AttemptHistory::default();
     if let Some(at) = record.expires_at() {
         key_state.expiry_index = match key_state.expiry_index {
             ExpiryIndex::Named => ExpiryIndex::Named,
@@ -177,16 +177,18 @@ pub(super) fn write(key_state: &mut KeyState, mut record: Record, now: Timestamp
 }
 
 /// True if the store holds the settlement that it answered as done.
-fn is_as_told(record: &Record, verb: &Verb, now: Timestamp) -> bool {
+fn is_as_told(record: &Record, transition: &Transition, now: Timestamp) -> bool {
     let rolls_back = record.terms.on_unknown == OnUnknown::Rollback;
-    match (&record.state, verb) {
-        (State::Completed { recording, .. }, Verb::Complete(told)) => recording == told,
-        (State::Failed { failure, .. }, Verb::Fail(told)) => failure == told,
-        (State::Running { .. }, Verb::Renew)
-        | (State::Released { .. }, Verb::Release | Verb::Forget) => true,
-        (State::Unknown { .. }, Verb::Unknown(_) | Verb::Abandon) => !rolls_back,
-        (State::Released { .. }, Verb::Unknown(_) | Verb::Abandon) => rolls_back,
-        (State::Unknown { ask_at, .. }, Verb::Defer(hold)) => *ask_at == now.plus(*hold),
+    match (&record.state, transition) {
+        (State::Completed { recording, .. }, Transition::Complete(told)) => recording == told,
+        (State::Failed { failure, .. }, Transition::Fail(told)) => failure == told,
+        (State::Running { .. }, Transition::Renew)
+        | (State::Released { .. }, Transition::Release | Transition::Forget) => true,
+        (State::Unknown { .. }, Transition::Unknown(_) | Transition::ExpireLease) => !rolls_back,
+        (State::Released { .. }, Transition::Unknown(_) | Transition::ExpireLease) => rolls_back,
+        (State::Unknown { ask_at, .. }, Transition::PostponeReconcile(hold)) => {
+            *ask_at == now.plus(*hold)
+        }
         _ => false,
     }
 }

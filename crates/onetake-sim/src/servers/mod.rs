@@ -65,9 +65,9 @@ fn loopback(port: u16) -> SocketAddr {
 /// Waits until `ready` returns true; panics with `what` if it takes too long.
 pub async fn until(what: &str, mut ready: impl AsyncFnMut() -> bool) {
     let clock = SystemClock;
-    let give_up = clock.monotonic() + START_MAX;
+    let abort = clock.monotonic() + START_MAX;
     while !ready().await {
-        assert!(clock.monotonic() < give_up, "{what}: not within {START_MAX:?}");
+        assert!(clock.monotonic() < abort, "{what}: not within {START_MAX:?}");
         clock.sleep(LOOK_EVERY).await;
     }
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use onetake_core::note::{Note, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage};
 use onetake_core::store::{
     AuditLog, Claimed, Cursor, Due, DueAttempt, Page, RecordIndex, Settled, SharedSecrets, Store,
     StoreError, StoreErrorKind, Swept,
 };
 use onetake_core::{
-    Cause, Claim, Clock, MemoryStore, Record, RecordId, Reference, Settlement, State, Verb,
+    Cause, Claim, Clock, MemoryStore, Record, RecordId, Reference, Settlement, State, Transition,
 };
 
 use super::history::{Actor, History};
@@ -86,9 +86,13 @@ impl Backend {
         for id in self.ids() {
             let Some(record) = self.load(id) else { continue };
             if matches!(record.state, State::Running { .. }) {
-                let (attempt, verb) = (record.attempt, Verb::Unknown(Cause::Restarted));
-                let _done =
-                    self.settle(history, at, Actor::Opening, Settlement { id, attempt, verb });
+                let (attempt, transition) = (record.attempt, Transition::Unknown(Cause::Restarted));
+                let _done = self.settle(
+                    history,
+                    at,
+                    Actor::Opening,
+                    Settlement { id, attempt, transition },
+                );
             }
         }
     }
@@ -126,18 +130,18 @@ impl Backend {
     }
 
     /// Writes an entry of the audit log.
-    pub fn note(&self, note: Note) -> Result<(), StoreError> {
-        now(self.memory.note(note))
+    pub fn audit(&self, entry: AuditEntry) -> Result<(), StoreError> {
+        now(self.memory.audit(entry))
     }
 
     /// Reads the audit log.
-    pub fn notes(
+    pub fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> Result<Notes, StoreError> {
-        now(self.memory.notes(of, from, limit))
+    ) -> Result<AuditPage, StoreError> {
+        now(self.memory.audit_entries(of, from, limit))
     }
 
     /// Returns a secret that all nodes share.

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-use super::history::{Asked, Heard, key_text};
+use super::history::{ClientRequest, ReceivedResponse, key_text};
 use super::node::Front;
 use super::plan::{ClientPlan, Mode, OperationPlan};
 use super::simulator::Simulator;
@@ -33,7 +33,7 @@ pub async fn client(world: Arc<World>, operation: OperationPlan, plan: ClientPla
     while left > 0 {
         left -= 1;
         let wait_seconds = plan.wait_seconds;
-        let asked = Asked { wait_seconds, ..asked(&world, &operation, plan.payload) };
+        let asked = ClientRequest { wait_seconds, ..asked(&world, &operation, plan.payload) };
         let cut = plan.cut_after_polls.filter(|_| left > 0);
         let heard = send(&world, asked, None, plan.patience, cut, &stream).await;
         if let Some(heard) = heard {
@@ -69,7 +69,11 @@ async fn follow(
 
 /// Sends requests until there is a definite answer, after all faults are over. Returns `None` if
 /// there never is one.
-pub async fn last_word(world: Arc<World>, operation: OperationPlan, payload: u8) -> Option<Heard> {
+pub async fn last_word(
+    world: Arc<World>,
+    operation: OperationPlan,
+    payload: u8,
+) -> Option<ReceivedResponse> {
     let stream = format!("last word {}", operation.number);
     let mut heard = None;
     for _ in 0..40 {
@@ -95,8 +99,8 @@ pub async fn last_word(world: Arc<World>, operation: OperationPlan, payload: u8)
     None
 }
 
-fn asked(world: &World, operation: &OperationPlan, payload: u8) -> Asked {
-    Asked {
+fn asked(world: &World, operation: &OperationPlan, payload: u8) -> ClientRequest {
+    ClientRequest {
         operation: operation.number,
         mode: operation.mode,
         tenant: operation.tenant,
@@ -110,12 +114,12 @@ fn asked(world: &World, operation: &OperationPlan, payload: u8) -> Asked {
 /// Sends one request to some node, and waits for its response up to the client's time limit.
 async fn send(
     world: &Arc<World>,
-    asked: Asked,
+    asked: ClientRequest,
     location: Option<String>,
     patience: Micros,
     cut: Option<u32>,
     stream: &str,
-) -> Option<Heard> {
+) -> Option<ReceivedResponse> {
     let (tell, told) = oneshot::channel();
     let gone = CancellationToken::new();
     let nodes = world.plan.nodes.len();
@@ -125,7 +129,8 @@ async fn send(
         (random.index(nodes), random.below(delay_max), is_lost)
     });
     if !is_lost {
-        let call = Call { asked: asked.clone(), location, cut, gone: gone.clone(), tell };
+        let call =
+            RequestInFlight { asked: asked.clone(), location, cut, gone: gone.clone(), tell };
         world.timeline.after(delay, Box::new(move |simulator| simulator.deliver(node, call)));
     }
     let heard = tokio::select! {
@@ -144,9 +149,9 @@ async fn send(
 
 /// A request on its way to a node.
 #[derive(Debug)]
-pub struct Call {
+pub struct RequestInFlight {
     /// The request.
-    pub asked: Asked,
+    pub asked: ClientRequest,
     /// The handle to fetch, if there is one.
     pub location: Option<String>,
     /// The number of polls after which the connection is cut.
@@ -154,18 +159,18 @@ pub struct Call {
     /// Cancelled when the client is gone.
     pub gone: CancellationToken,
     /// The channel for the response.
-    pub tell: oneshot::Sender<Heard>,
+    pub tell: oneshot::Sender<ReceivedResponse>,
 }
 
 impl Simulator {
     /// Delivers a request to a node.
-    pub fn deliver(&mut self, node: usize, call: Call) {
+    pub fn deliver(&mut self, node: usize, call: RequestInFlight) {
         let world = Arc::clone(&self.world);
         let Some(process) = self.nodes.get(node).and_then(|node| node.process.as_ref()) else {
             return;
         };
         world.mark_busy(node + 1);
-        let Call { asked, location, cut, gone, tell } = call;
+        let RequestInFlight { asked, location, cut, gone, tell } = call;
         if asked.mode == Mode::Job {
             let Some(plan) = self.nodes.get(node).map(|node| node.plan) else { return };
             let job =
@@ -185,7 +190,7 @@ async fn answering(
     world: Arc<World>,
     serving: CutAfter,
     gone: CancellationToken,
-    tell: oneshot::Sender<Heard>,
+    tell: oneshot::Sender<ReceivedResponse>,
 ) {
     let heard = tokio::select! {
         biased;
@@ -209,7 +214,7 @@ async fn answering(
     );
 }
 
-fn request(asked: &Asked, location: Option<String>) -> Request<Body> {
+fn request(asked: &ClientRequest, location: Option<String>) -> Request<Body> {
     let body = format!("payload {}", asked.payload);
     let length = body.len();
     let mut request = Request::new(Body::from(body));
@@ -235,7 +240,7 @@ fn request(asked: &Asked, location: Option<String>) -> Request<Body> {
     request
 }
 
-async fn serve(node: usize, mut front: Front, request: Request<Body>) -> Option<Heard> {
+async fn serve(node: usize, mut front: Front, request: Request<Body>) -> Option<ReceivedResponse> {
     let response: Response<ResponseBody<Body>> = front.call(request).await.ok()?;
     let (parts, body) = response.into_parts();
     let body = body.collect().await.ok()?.to_bytes();
@@ -245,7 +250,7 @@ async fn serve(node: usize, mut front: Front, request: Request<Body>) -> Option<
     let problem: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
     let word = |name: &str| Some(problem.as_ref()?.get(name)?.as_str()?.to_owned());
     let (code, is_running) = (word("code"), word("status").is_some_and(|it| it == "running"));
-    Some(Heard {
+    Some(ReceivedResponse {
         node,
         status: parts.status.as_u16(),
         code,
@@ -259,13 +264,13 @@ async fn serve(node: usize, mut front: Front, request: Request<Body>) -> Option<
 
 /// A future that is dropped after a number of polls: a connection can be cut at every await.
 pub struct CutAfter {
-    serving: Option<Pin<Box<dyn Future<Output = Option<Heard>> + Send>>>,
+    serving: Option<Pin<Box<dyn Future<Output = Option<ReceivedResponse>> + Send>>>,
     polls: Option<u32>,
 }
 
 impl CutAfter {
     fn new(
-        serving: impl Future<Output = Option<Heard>> + Send + 'static,
+        serving: impl Future<Output = Option<ReceivedResponse>> + Send + 'static,
         polls: Option<u32>,
     ) -> Self {
         Self { serving: Some(Box::pin(serving)), polls }
@@ -273,9 +278,9 @@ impl CutAfter {
 }
 
 impl Future for CutAfter {
-    type Output = Option<Heard>;
+    type Output = Option<ReceivedResponse>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Heard>> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<ReceivedResponse>> {
         if let Some(polls) = &mut self.polls {
             let Some(left) = polls.checked_sub(1) else {
                 self.serving = None;

@@ -9,9 +9,9 @@ use onetake_core::engine::{
 };
 use onetake_core::{Cause, Fingerprint, Key, Lease, Record, Recording, Scope, State};
 
-use super::history::{Asked, Heard};
+use super::history::{ClientRequest, ReceivedResponse};
 use super::node::terms;
-use super::plan::{Mode, NodePlan, Waiting};
+use super::plan::{Mode, NodePlan, WaitMode};
 use super::upstream::{Conduct, Exchange};
 use super::world::World;
 
@@ -34,14 +34,14 @@ pub async fn job(
     node: usize,
     plan: NodePlan,
     engine: Engine,
-    asked: Asked,
-) -> Option<Heard> {
+    asked: ClientRequest,
+) -> Option<ReceivedResponse> {
     let key = Key::new(&asked.key).ok()?;
     let scope = Scope::new(format!("tenant {}", asked.tenant));
     let fingerprint = Fingerprint::of(&[asked.payload]);
     let in_flight = match plan.waiting {
-        Waiting::Reject => WhileRunning::Reject,
-        Waiting::Wait(wait) => WhileRunning::Wait(wait),
+        WaitMode::Reject => WhileRunning::Reject,
+        WaitMode::Wait(wait) => WhileRunning::Wait(wait),
     };
     let operation = Operation::new(&scope, &key, fingerprint)
         .terms(terms(&plan, Mode::Job))
@@ -89,7 +89,7 @@ pub async fn job(
     let (code, body) = (code.map(str::to_owned), body.unwrap_or_default());
     let (is_running, is_replay) = (false, false);
     let (reference, location) = (Some(reference), None);
-    Some(Heard { node, status, code, reference, location, is_running, is_replay, body })
+    Some(ReceivedResponse { node, status, code, reference, location, is_running, is_replay, body })
 }
 
 type Told = (u16, Option<&'static str>, Option<Bytes>);
@@ -100,7 +100,7 @@ async fn begun(
     node: usize,
     plan: &NodePlan,
     lease: Lease,
-    asked: &Asked,
+    asked: &ClientRequest,
     runs: bool,
 ) -> Told {
     let length = onetake_core::clock::micros(plan.terms.lease);
@@ -132,7 +132,12 @@ async fn begun(
     })
 }
 
-async fn work(world: &Arc<World>, node: usize, attempt: Attempt, asked: &Asked) -> Exchange {
+async fn work(
+    world: &Arc<World>,
+    node: usize,
+    attempt: Attempt,
+    asked: &ClientRequest,
+) -> Exchange {
     let whose = (asked.tenant, &*asked.key, asked.payload);
     let (run, text) = world.history.started(world.now(), node, Some(attempt), whose, Mode::Job);
     let (_, told) = world.call_upstream(node, run, &text);

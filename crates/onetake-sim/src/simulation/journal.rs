@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::engine::{Journal, Kept};
+use onetake_core::engine::{Journal, JournalBatch};
 use onetake_core::store::{Settlement, StoreError, StoreErrorKind};
 
 use super::timeline::{MILLISECOND, Micros};
@@ -15,7 +15,7 @@ use super::world::World;
 /// The contents of a disk.
 #[derive(Debug, Default)]
 pub struct Disk {
-    files: Mutex<BTreeMap<String, Kept>>,
+    files: Mutex<BTreeMap<String, JournalBatch>>,
     written: AtomicU64,
     down_until: AtomicU64,
 }
@@ -32,7 +32,7 @@ impl Disk {
         self.lock().len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, JournalBatch>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -68,7 +68,8 @@ impl Journal for SimulatedJournal {
         async move {
             let disk = self.disk().await?;
             let number = disk.written.fetch_add(1, Ordering::Relaxed);
-            disk.lock().insert(format!("{number:06}"), Kept { settlements, is_whole: true });
+            disk.lock()
+                .insert(format!("{number:06}"), JournalBatch { settlements, is_whole: true });
             // A crash may come after the file exists, and before the process knows it.
             let _done = self.disk().await;
             Ok(())
@@ -80,7 +81,7 @@ impl Journal for SimulatedJournal {
         async move { Ok(self.disk().await?.lock().keys().cloned().collect()) }.boxed()
     }
 
-    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         async move { Ok(self.disk().await?.lock().get(&name).cloned()) }.boxed()
     }
 

@@ -38,10 +38,10 @@ pub mod world;
 pub use history::Violation;
 pub use plan::Plan;
 pub use shrink::{Without, shrink};
-pub use simulator::{Report, Simulator};
+pub use simulator::{SimulationReport, Simulator};
 
 /// Runs the plan of a seed.
 #[must_use]
-pub fn simulate(seed: u64) -> Report {
+pub fn simulate(seed: u64) -> SimulationReport {
     Simulator::run(Plan::new(seed), false)
 }

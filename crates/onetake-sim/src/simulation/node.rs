@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::request::Parts;
-use onetake_core::engine::{Asking, Engine, Housekeeping, Limits};
+use onetake_core::engine::{Engine, Housekeeping, Limits, ReconcileOptions};
 use onetake_core::{Clock, FingerprintKey, OnRetry, Terms};
 use onetake_http::{
-    HttpLimits, InFlight, OnStoreDown, Onetake, OnetakeLayer, Policy, Remembered, Secrets, Tenant,
+    HttpLimits, InFlight, MemoField, OnStoreDown, Onetake, OnetakeLayer, Policy, Secrets, Tenant,
 };
 use tower_layer::Layer;
 
 use super::executor::Executor;
 use super::journal::SimulatedJournal;
 use super::node_store::NodeStore;
-use super::plan::{Mode, NodePlan, Waiting};
+use super::plan::{Mode, NodePlan, WaitMode};
 use super::random::{Random, SeededRng};
 use super::reconciler::Desk;
 use super::timeline::{MILLISECOND, Micros, SimulatedClock};
@@ -117,7 +117,8 @@ impl Node {
                 builder = builder.journal(Arc::new(SimulatedJournal::new(world, index)));
             }
             let engine = builder.build();
-            let asking = Asking { interval: Duration::from_millis(700), batch: 4, at_once: 2 };
+            let asking =
+                ReconcileOptions { interval: Duration::from_millis(700), batch: 4, at_once: 2 };
             engine.reconcile_with(Arc::new(Desk::new(world, index)), asking);
             engine
         };
@@ -189,7 +190,7 @@ fn watch_for_damage(world: &Arc<World>, executor: &Executor, engine: &Engine, in
     let (engine, world) = (engine.clone(), Arc::clone(world));
     executor.spawn(async move {
         let _error = engine.fatal().await;
-        engine.give_up().await;
+        engine.abort().await;
         let gone_for = world.decide("damage", |random| random.below(3_000) * MILLISECOND);
         world
             .timeline
@@ -230,8 +231,8 @@ fn policies(world: &Arc<World>, plan: &NodePlan) -> Vec<(&'static str, Arc<Polic
 fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
     let in_flight = match (mode, plan.waiting) {
         (Mode::Async, _) => InFlight::Async(plan.async_wait),
-        (_, Waiting::Reject) => InFlight::Reject,
-        (_, Waiting::Wait(wait)) => InFlight::Wait(wait),
+        (_, WaitMode::Reject) => InFlight::Reject,
+        (_, WaitMode::Wait(wait)) => InFlight::Wait(wait),
     };
     let policy = Policy::new()
         .label(mode.path())
@@ -240,7 +241,7 @@ fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
         .tenant(tenant())
         .terms(terms(plan, mode))
         .in_flight(in_flight)
-        .remember([Remembered::Key])
+        .remember([MemoField::Key])
         .upstream_timeout(plan.run_max);
     match mode {
         Mode::Rollback => policy.transactional_unchecked(),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::note::{Note, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage};
 use onetake_core::store::{
     Answers, AuditLog, Claimed, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, Settled,
     SharedSecrets, Store, StoreError, StoreErrorKind, Swept,
@@ -30,7 +30,7 @@ pub struct NodeStore {
 
 /// The fate of one item of a call.
 #[derive(Clone, Copy, Debug)]
-struct Fate {
+struct ItemFate {
     /// The time at which the server applies it, if ever.
     applied_after: Option<Micros>,
     /// The time at which the server applies it once more.
@@ -159,7 +159,7 @@ impl NodeStore {
         let fate = self.fates(1).pop();
         let (world, actor, place) = (Arc::clone(&self.world), self.actor(), self.node + 1);
         let (tell, told) = oneshot::channel();
-        let Some(Fate { applied_after, error, told_after, .. }) = fate else {
+        let Some(ItemFate { applied_after, error, told_after, .. }) = fate else {
             return std::future::pending().boxed();
         };
         let after = if error.is_some() { told_after } else { applied_after.unwrap_or(told_after) };
@@ -183,14 +183,18 @@ impl NodeStore {
         .boxed()
     }
 
-    fn fates(&self, count: usize) -> Vec<Fate> {
+    fn fates(&self, count: usize) -> Vec<ItemFate> {
         let (cut, noise) = (self.world.is_cut(self.node), self.world.noise_per_mille());
         let (delay_max, late_max) =
             (self.world.plan.delay_max, 3 * self.world.plan.lease_and_grace());
         if self.world.is_corrupt(self.node) {
             let error = Some(StoreErrorKind::Corrupt);
-            let fate =
-                Fate { applied_after: None, repeated_after: None, error, told_after: MILLISECOND };
+            let fate = ItemFate {
+                applied_after: None,
+                repeated_after: None,
+                error,
+                told_after: MILLISECOND,
+            };
             return vec![fate; count];
         }
         self.world.decide("store", |random| {
@@ -212,23 +216,23 @@ fn fate(
     noise: u64,
     delay_max: Micros,
     late_max: Micros,
-) -> Fate {
+) -> ItemFate {
     let there = random.below(delay_max);
     let back = random.below(delay_max);
-    let good = Fate {
+    let good = ItemFate {
         applied_after: Some(there),
         repeated_after: None,
         error: None,
         told_after: there + back,
     };
-    let refused = |kind, told_after| Fate {
+    let refused = |kind, told_after| ItemFate {
         applied_after: None,
         repeated_after: None,
         error: Some(kind),
         told_after,
     };
     let timeout = random.between(100 * MILLISECOND, 3 * SECOND);
-    let lost = |applied_after| Fate {
+    let lost = |applied_after| ItemFate {
         applied_after,
         repeated_after: None,
         error: Some(StoreErrorKind::Indeterminate),
@@ -256,9 +260,9 @@ fn fate(
         5 => refused(StoreErrorKind::Busy, there),
         6 => {
             let there = random.between(200 * MILLISECOND, 5 * SECOND);
-            Fate { applied_after: Some(there), told_after: there + back, ..good }
+            ItemFate { applied_after: Some(there), told_after: there + back, ..good }
         }
-        _ => Fate { repeated_after: Some(there + random.below(2 * SECOND)), ..good },
+        _ => ItemFate { repeated_after: Some(there + random.below(2 * SECOND)), ..good },
     }
 }
 
@@ -317,17 +321,17 @@ impl RecordIndex for NodeStore {
 }
 
 impl AuditLog for NodeStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.ask(move |world, _| world.backend.note(note))
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.ask(move |world, _| world.backend.audit(entry))
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        self.ask(move |world, _| world.backend.notes(of, from, limit))
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        self.ask(move |world, _| world.backend.audit_entries(of, from, limit))
     }
 }
 

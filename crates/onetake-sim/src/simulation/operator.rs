@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onetake_core::engine::{Deed, Engine, Intervened, Intervention, Standing};
+use onetake_core::engine::{Engine, ExpectedState, Intervened, Intervention, OperatorAction};
 use onetake_core::{Failure, State};
 
 use super::history::Truth;
@@ -22,21 +22,25 @@ pub async fn operate(world: Arc<World>, node: usize, engine: Engine, number: usi
     let Some(Ok(Some(record))) = found.pop() else { return };
     let _seen = (engine.find(id.reference()).await, engine.replays(&record));
     let fails = world.decide("operator", |random| random.chance(300));
-    let deed = match &record.state {
+    let action = match &record.state {
         State::Running { .. } => return,
         State::Unknown { .. } => match world.history.truth(id, record.created_at) {
-            Truth::Done(text) => Deed::Resolve(recording_of(&text)),
+            Truth::Done(text) => OperatorAction::Resolve(recording_of(&text)),
             Truth::NotDone if fails => {
                 let (code, detail) = ("given_up".to_owned(), "an operator gave up".to_owned());
-                Deed::Fail(Failure { code, detail })
+                OperatorAction::Fail(Failure { code, detail })
             }
-            Truth::NotDone if forgets => Deed::Forget { seen: Standing::Unknown },
-            Truth::NotDone => Deed::Release,
+            Truth::NotDone if forgets => OperatorAction::Forget { seen: ExpectedState::Unknown },
+            Truth::NotDone => OperatorAction::Release,
             Truth::Working | Truth::OnItsWay => return,
         },
-        State::Completed { .. } if forgets => Deed::Forget { seen: Standing::Completed },
-        State::Failed { .. } if forgets => Deed::Forget { seen: Standing::Failed },
-        State::Released { .. } if forgets => Deed::Forget { seen: Standing::Released },
+        State::Completed { .. } if forgets => {
+            OperatorAction::Forget { seen: ExpectedState::Completed }
+        }
+        State::Failed { .. } if forgets => OperatorAction::Forget { seen: ExpectedState::Failed },
+        State::Released { .. } if forgets => {
+            OperatorAction::Forget { seen: ExpectedState::Released }
+        }
         State::Completed { .. } | State::Failed { .. } | State::Released { .. } => return,
     };
     // The truth about an attempt does not change. The key may belong to another attempt by the time
@@ -46,14 +50,15 @@ pub async fn operate(world: Arc<World>, node: usize, engine: Engine, number: usi
     });
     world.timeline.sleep(pause, node + 1).await;
     let (by, reason) = (NAME.to_owned(), "simulated".to_owned());
-    let forgot = matches!(deed, Deed::Forget { .. });
-    let wanted = Intervention { id, attempt: record.attempt, deed, by, reason };
+    let forgot = matches!(action, OperatorAction::Forget { .. });
+    let wanted = Intervention { id, attempt: record.attempt, action, by, reason };
     if let Ok(Intervened::Done(_)) = engine.intervene(wanted).await {
         if forgot {
             world.history.told_forgotten(world.now(), node, id, record.attempt);
         }
-        let notes = world.backend.notes(Some(id), None, 100);
-        let is_noted = notes.is_ok_and(|notes| notes.notes.iter().any(|note| note.by == NAME));
+        let entries = world.backend.audit_entries(Some(id), None, 100);
+        let is_noted =
+            entries.is_ok_and(|entries| entries.entries.iter().any(|entry| entry.by == NAME));
         if !is_noted {
             let what = format!("{id:?} was settled by an operator without a note");
             world.history.violate(world.now(), "S20", what);

@@ -70,7 +70,7 @@ impl Mode {
 
 /// The answer to requests for a key that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum WaitMode {
     /// At once, with 409.
     Reject,
     /// After a wait.
@@ -89,7 +89,7 @@ pub struct NodePlan {
     /// The upstream timeout.
     pub run_max: Duration,
     /// The answer to retries while an attempt runs.
-    pub waiting: Waiting,
+    pub waiting: WaitMode,
     /// The wait of asynchronous routes.
     pub async_wait: Duration,
     /// True if outcomes that could not be written at shutdown go to a journal.
@@ -404,9 +404,9 @@ fn node(random: &mut Random, is_uniform: bool) -> NodePlan {
         terms: Terms { ttl, lease, grace, on_unknown: OnUnknown::Fail },
         run_max: millis(random, 500, 6_000),
         waiting: if random.chance(400) {
-            Waiting::Reject
+            WaitMode::Reject
         } else {
-            Waiting::Wait(millis(random, 100, 8_000))
+            WaitMode::Wait(millis(random, 100, 8_000))
         },
         async_wait: millis(random, 50, 2_000),
         has_journal: random.chance(500),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, StatusCode};
-use onetake_core::engine::{Found, Inquiry, Reconcile};
+use onetake_core::engine::{Inquiry, Reconcile, ReconcileAnswer};
 use onetake_core::{Record, Recording};
 use onetake_http::recording::record;
 
@@ -50,7 +50,7 @@ impl Reconcile for Desk {
         })
     }
 
-    fn ask(&self, asked: Arc<Record>) -> BoxFuture<'_, Found> {
+    fn ask(&self, asked: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer> {
         async move {
             let world = &self.world;
             let is_calm = world.is_calm();
@@ -60,13 +60,13 @@ impl Reconcile for Desk {
             });
             world.timeline.sleep(delay, self.node + 1).await;
             if is_lost {
-                return Found::Unclear("no response".to_owned());
+                return ReconcileAnswer::Unclear("no response".to_owned());
             }
             match world.history.truth(asked.id, asked.created_at) {
-                Truth::Done(text) => Found::Completed(recording_of(&text)),
-                Truth::Working => Found::Unclear("it is being worked on".to_owned()),
+                Truth::Done(text) => ReconcileAnswer::Completed(recording_of(&text)),
+                Truth::Working => ReconcileAnswer::Unclear("it is being worked on".to_owned()),
                 // The upstream does not know the request, and answers so.
-                Truth::OnItsWay | Truth::NotDone => Found::NotExecuted,
+                Truth::OnItsWay | Truth::NotDone => ReconcileAnswer::NotExecuted,
             }
         }
         .boxed()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::client::{client, last_word};
 use super::executor::Executor;
-use super::history::{Actor, Heard, Violation};
+use super::history::{Actor, ReceivedResponse, Violation};
 use super::node::{Armed, Node};
 use super::operator::operate;
 use super::plan::{Fault, Mode, Plan};
@@ -25,11 +25,11 @@ const LAST_WORDS_MAX: Micros = 1_500 * SECOND;
 const SHUTDOWN_MAX: Micros = 60 * SECOND;
 
 /// The last answer for each operation.
-type LastWords = Arc<Mutex<Vec<(usize, Option<Heard>)>>>;
+type LastWords = Arc<Mutex<Vec<(usize, Option<ReceivedResponse>)>>>;
 
 /// The result of a simulation.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct SimulationReport {
     /// The invariant that was broken, if one was.
     pub violation: Option<Violation>,
     /// A digest of all events.
@@ -56,7 +56,7 @@ pub struct Simulator {
 impl Simulator {
     /// Runs a plan to its end, or to the first violation.
     #[must_use]
-    pub fn run(plan: Plan, traces: bool) -> Report {
+    pub fn run(plan: Plan, traces: bool) -> SimulationReport {
         watch_panics();
         let world = World::new(plan, traces);
         let report = Executor::new().map(|clients| {
@@ -72,7 +72,7 @@ impl Simulator {
             world.history.violate(0, "simulation", format!("no runtime: {error}"));
         }
         world.timeline.clear();
-        Report {
+        SimulationReport {
             violation: world.history.violation(),
             hash: world.history.hash(),
             events: world.history.events(),

@@ -32,12 +32,12 @@ const MONOTONIC_START: u64 = SECOND;
 pub type Action = Box<dyn FnOnce(&mut Simulator) + Send>;
 
 /// The executor that a timer belongs to: 0 for the clients, 1 and above for the nodes.
-pub type Place = usize;
+pub type ExecutorIndex = usize;
 
 /// An entry of the queue that is due.
 pub enum Due {
     /// A sleeping task wakes up.
-    Wake(Waker, Place),
+    Wake(Waker, ExecutorIndex),
     /// An action happens.
     Act(Action),
 }
@@ -96,7 +96,7 @@ impl Timeline {
     }
 
     /// Completes once `delay` has passed.
-    pub fn sleep(self: &Arc<Self>, delay: Micros, place: Place) -> Timer {
+    pub fn sleep(self: &Arc<Self>, delay: Micros, place: ExecutorIndex) -> Timer {
         let deadline = self.now().saturating_add(delay);
         Timer { timeline: Arc::clone(self), deadline, place, key: None }
     }
@@ -148,7 +148,7 @@ impl fmt::Debug for Timeline {
 pub struct Timer {
     timeline: Arc<Timeline>,
     deadline: Micros,
-    place: Place,
+    place: ExecutorIndex,
     key: Option<(Micros, u64)>,
 }
 
@@ -187,7 +187,7 @@ impl Drop for Timer {
 #[derive(Debug)]
 pub struct SimulatedClock {
     timeline: Arc<Timeline>,
-    place: Place,
+    place: ExecutorIndex,
     drift_ppm: i64,
     wall_offset: AtomicI64,
 }
@@ -195,7 +195,7 @@ pub struct SimulatedClock {
 impl SimulatedClock {
     /// Creates a clock that is `drift_ppm` parts per million too fast.
     #[must_use]
-    pub fn new(timeline: &Arc<Timeline>, place: Place, drift_ppm: i64) -> Arc<Self> {
+    pub fn new(timeline: &Arc<Timeline>, place: ExecutorIndex, drift_ppm: i64) -> Arc<Self> {
         let (timeline, wall_offset) = (Arc::clone(timeline), AtomicI64::new(0));
         Arc::new(Self { timeline, place, drift_ppm, wall_offset })
     }

@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use onetake_core::clock::micros;
 use onetake_core::engine::Attempt;
 use onetake_core::store::{Settled, Settlement};
-use onetake_core::{Completion, Verb};
+use onetake_core::{Completion, Transition};
 use onetake_http::transaction::InTransaction;
 use onetake_http::{AttemptReport, Disposition, OperationContext, RequestBody};
 use tokio::sync::oneshot;
@@ -253,7 +253,8 @@ impl Proxy {
             times.work + slow,
             Box::new(move |_| {
                 let Attempt { id, attempt, .. } = attempt;
-                let settlement = Settlement { id, attempt, verb: Verb::Complete(done.recording) };
+                let settlement =
+                    Settlement { id, attempt, transition: Transition::Complete(done.recording) };
                 let now = server.now();
                 let settled = server.backend.settle(&server.history, now, actor, settlement);
                 let is_committed = matches!(settled, Ok(Settled::Done { .. }));

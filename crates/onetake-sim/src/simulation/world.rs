@@ -10,7 +10,7 @@ use super::history::History;
 use super::journal::Disk;
 use super::plan::Plan;
 use super::random::Random;
-use super::timeline::{Micros, Place, Timeline};
+use super::timeline::{ExecutorIndex, Micros, Timeline};
 
 /// The world around the nodes.
 #[derive(Debug)]
@@ -83,19 +83,19 @@ impl World {
     }
 
     /// Records that a process has work.
-    pub fn mark_busy(&self, place: Place) {
+    pub fn mark_busy(&self, place: ExecutorIndex) {
         if let Some(busy) = self.busy.get(place) {
             busy.store(true, Ordering::Relaxed);
         }
     }
 
     /// Returns true if a process has work, and clears that mark.
-    pub(super) fn take_busy(&self, place: Place) -> bool {
+    pub(super) fn take_busy(&self, place: ExecutorIndex) -> bool {
         self.busy.get(place).is_some_and(|busy| busy.swap(false, Ordering::Relaxed))
     }
 
     /// Returns true if a process has work.
-    pub(super) fn is_busy(&self, place: Place) -> bool {
+    pub(super) fn is_busy(&self, place: ExecutorIndex) -> bool {
         self.busy.get(place).is_some_and(|busy| busy.load(Ordering::Relaxed))
     }
 

@@ -2,7 +2,7 @@
 
 use onetake_conformance::StoreBug;
 use onetake_core::decide::{ClaimEffect, SettleEffect};
-use onetake_core::{Claim, Fence, Record, Settlement, State, Timestamp, Verb};
+use onetake_core::{Claim, Fence, Record, Settlement, State, Timestamp, Transition};
 use onetake_sim::model::invariants::Invariant;
 use onetake_sim::model::{Decisions, Model, check, decisions, suite};
 
@@ -14,8 +14,8 @@ fn settle_without_attempt_check(
 ) -> SettleEffect {
     let Some(record) = found else { return SettleEffect::Stale };
     let own = Settlement { attempt: record.attempt, ..settlement.clone() };
-    match (decisions::settle(found, &own, now), &settlement.verb) {
-        (SettleEffect::Stale, Verb::Complete(recording)) if !record.is_expired(now) => {
+    match (decisions::settle(found, &own, now), &settlement.transition) {
+        (SettleEffect::Stale, Transition::Complete(recording)) if !record.is_expired(now) => {
             let recording = recording.clone();
             SettleEffect::Write(record.with_state(State::Completed { at: now, recording }))
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onetake_core::decide::{ClaimEffect, Reading, SettleEffect};
 use onetake_core::{
-    Cause, Claim, Fence, Fingerprint, Record, Settlement, State, Terms, Timestamp, Verb,
+    Cause, Claim, Fence, Fingerprint, Record, Settlement, State, Terms, Timestamp, Transition,
 };
 use onetake_sim::model::decisions as decide;
 use onetake_sim::model::invariants::Invariant;
@@ -56,8 +56,8 @@ fn rewritten(effect: SettleEffect, change: impl FnOnce(Record) -> Record) -> Set
 fn operators_a_released_attempt_is_completed() {
     finds_settle(
         "operators",
-        |found, settlement, now| match (own(found, settlement, now), &settlement.verb) {
-            (Some(record), Verb::Complete(recording))
+        |found, settlement, now| match (own(found, settlement, now), &settlement.transition) {
+            (Some(record), Transition::Complete(recording))
                 if matches!(record.state, State::Released { .. }) =>
             {
                 let recording = recording.clone();
@@ -84,8 +84,8 @@ fn another_outcome_counts_as_done(
     settlement: &Settlement,
     now: Timestamp,
 ) -> SettleEffect {
-    match (own(found, settlement, now).map(|record| &record.state), &settlement.verb) {
-        (Some(State::Completed { .. }), Verb::Complete(_)) => SettleEffect::Already,
+    match (own(found, settlement, now).map(|record| &record.state), &settlement.transition) {
+        (Some(State::Completed { .. }), Transition::Complete(_)) => SettleEffect::Already,
         _ => decide::settle(found, settlement, now),
     }
 }
@@ -94,8 +94,8 @@ fn another_outcome_counts_as_done(
 fn reconcilers_two_take_the_same_turn() {
     finds_settle(
         "reconcilers",
-        |found, settlement, now| match (own(found, settlement, now), &settlement.verb) {
-            (Some(record), Verb::Defer(hold)) if record.ask_at().is_some() => {
+        |found, settlement, now| match (own(found, settlement, now), &settlement.transition) {
+            (Some(record), Transition::PostponeReconcile(hold)) if record.ask_at().is_some() => {
                 SettleEffect::Write(record.with_state(State::Unknown {
                     at: match record.state {
                         State::Unknown { at, .. } => at,
@@ -116,7 +116,7 @@ fn reconcilers_a_deferral_prolongs_the_life_of_a_record() {
     finds_settle(
         "reconcilers",
         |found, settlement, now| {
-            let defers = matches!(settlement.verb, Verb::Defer(_));
+            let defers = matches!(settlement.transition, Transition::PostponeReconcile(_));
             rewritten(decide::settle(found, settlement, now), |record| match record.state {
                 State::Unknown { ref cause, ask_at, .. } if defers => {
                     record.with_state(State::Unknown { at: now, cause: cause.clone(), ask_at })
@@ -135,7 +135,8 @@ fn release_after_an_effect() {
     finds_settle(
         "reconcilers",
         |found, settlement, now| {
-            let passes_over = matches!(settlement.verb, Verb::Abandon | Verb::Unknown(_));
+            let passes_over =
+                matches!(settlement.transition, Transition::ExpireLease | Transition::Unknown(_));
             rewritten(decide::settle(found, settlement, now), |record| {
                 if passes_over { record.with_state(State::Released { at: now }) } else { record }
             })
@@ -149,7 +150,8 @@ fn rollback_becomes_unknown() {
     finds_settle(
         "rollback",
         |found, settlement, now| {
-            let passes_over = matches!(settlement.verb, Verb::Abandon | Verb::Unknown(_));
+            let passes_over =
+                matches!(settlement.transition, Transition::ExpireLease | Transition::Unknown(_));
             rewritten(decide::settle(found, settlement, now), |record| {
                 let cause = Cause::LeaseEnded;
                 let unknown = State::Unknown { at: now, cause, ask_at: now };
@@ -164,8 +166,11 @@ fn rollback_becomes_unknown() {
 fn rollback_refuses_the_second_report() {
     finds_settle(
         "rollback",
-        |found, settlement, now| match (decide::settle(found, settlement, now), &settlement.verb) {
-            (SettleEffect::Already, Verb::Unknown(_)) => SettleEffect::Stale,
+        |found, settlement, now| match (
+            decide::settle(found, settlement, now),
+            &settlement.transition,
+        ) {
+            (SettleEffect::Already, Transition::Unknown(_)) => SettleEffect::Stale,
             (effect, _) => effect,
         },
         &[Invariant::Believed],
@@ -176,8 +181,8 @@ fn rollback_refuses_the_second_report() {
 fn rollback_commits_after_it_was_released() {
     finds_settle(
         "rollback",
-        |found, settlement, now| match (own(found, settlement, now), &settlement.verb) {
-            (Some(record), Verb::Complete(recording))
+        |found, settlement, now| match (own(found, settlement, now), &settlement.transition) {
+            (Some(record), Transition::Complete(recording))
                 if matches!(record.state, State::Released { .. }) =>
             {
                 let recording = recording.clone();
@@ -194,7 +199,7 @@ fn forgetting_a_running_key() {
     finds_settle(
         "forgetting",
         |found, settlement, now| match own(found, settlement, now) {
-            Some(record) if settlement.verb == Verb::Forget => {
+            Some(record) if settlement.transition == Transition::Forget => {
                 let terms = Terms { ttl: Duration::ZERO, ..record.terms };
                 let released = record.with_state(State::Released { at: now });
                 SettleEffect::Write(Record { terms, ..released })
@@ -227,7 +232,9 @@ fn forgetting_keeps_the_outcome() {
         |found, settlement, now| {
             let state = found.map(|record| record.state.clone());
             rewritten(decide::settle(found, settlement, now), |record| match state {
-                Some(state) if settlement.verb == Verb::Forget => record.with_state(state),
+                Some(state) if settlement.transition == Transition::Forget => {
+                    record.with_state(state)
+                }
                 _ => record,
             })
         },
@@ -347,8 +354,8 @@ fn a_released_key_is_never_granted_again() {
 fn reconcilers_defer_under_any_policy() {
     finds_settle(
         "terms-fail-retry",
-        |found, settlement, now| match (own(found, settlement, now), &settlement.verb) {
-            (Some(record), Verb::Defer(hold)) => match &record.state {
+        |found, settlement, now| match (own(found, settlement, now), &settlement.transition) {
+            (Some(record), Transition::PostponeReconcile(hold)) => match &record.state {
                 State::Unknown { at, cause, .. } => {
                     let (at, cause, ask_at) = (*at, cause.clone(), now.plus(*hold));
                     SettleEffect::Write(record.with_state(State::Unknown { at, cause, ask_at }))

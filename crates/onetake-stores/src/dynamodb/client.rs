@@ -22,10 +22,13 @@ use onetake_core::{Clock, StoreError, StoreErrorKind, clock};
 
 use super::DynamoOptions;
 use super::error::causes;
-use super::url::Place;
+use super::url::TableLocation;
 
 /// Creates a client for the table. It reads credentials and sends no request yet.
-pub(super) async fn connect(place: &Place, options: &DynamoOptions) -> Result<Client, StoreError> {
+pub(super) async fn connect(
+    place: &TableLocation,
+    options: &DynamoOptions,
+) -> Result<Client, StoreError> {
     let timeouts = TimeoutConfig::builder()
         .connect_timeout(options.connect_timeout)
         .operation_attempt_timeout(options.command_timeout)
@@ -84,14 +87,14 @@ struct ClockSleep(Arc<dyn Clock>);
 
 impl AsyncSleep for ClockSleep {
     fn sleep(&self, duration: Duration) -> Sleep {
-        Sleep::new(Shared(Mutex::new(self.0.sleep(duration))))
+        Sleep::new(SharedSleep(Mutex::new(self.0.sleep(duration))))
     }
 }
 
 /// A sleep that can be shared, as the SDK requires. Only its one owner polls it.
-struct Shared(Mutex<clock::Sleep>);
+struct SharedSleep(Mutex<clock::Sleep>);
 
-impl Future for Shared {
+impl Future for SharedSleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {

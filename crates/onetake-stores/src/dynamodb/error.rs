@@ -8,7 +8,7 @@ use onetake_core::{StoreError, StoreErrorKind};
 
 /// The result of one request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum RequestFailure {
     /// It was not sent. Nothing was written.
     NotSent,
     /// It was sent, and its effect is unknown. Another try at once may help.
@@ -23,7 +23,7 @@ pub(super) enum Fate {
     Invalid,
 }
 
-impl Fate {
+impl RequestFailure {
     /// Returns true if the server may have executed it.
     pub(super) fn may_have_landed(self) -> bool {
         matches!(self, Self::Lost | Self::TimedOut)
@@ -41,12 +41,14 @@ impl Fate {
 }
 
 /// Returns the result of a request that failed, and its description.
-pub(super) fn judge<E>(error: &SdkError<E>, table: &str) -> (Fate, String)
+pub(super) fn judge<E>(error: &SdkError<E>, table: &str) -> (RequestFailure, String)
 where
     E: ProvideErrorMetadata + Error + 'static,
 {
     match error {
-        SdkError::TimeoutError(_) => (Fate::TimedOut, "DynamoDB does not answer in time".into()),
+        SdkError::TimeoutError(_) => {
+            (RequestFailure::TimedOut, "DynamoDB does not answer in time".into())
+        }
         SdkError::ServiceError(answer) => {
             let code = answer.err().code().unwrap_or("no code");
             let message = answer.err().message().unwrap_or("no message");
@@ -54,32 +56,34 @@ where
         }
         other => {
             let fate = match other {
-                SdkError::ConstructionFailure(_) => Fate::NotSent,
-                SdkError::DispatchFailure(failure) if failure.is_user() => Fate::NotSent,
-                other if never_connected(other) => Fate::NotSent,
-                SdkError::DispatchFailure(failure) if failure.is_timeout() => Fate::TimedOut,
-                _ => Fate::Lost,
+                SdkError::ConstructionFailure(_) => RequestFailure::NotSent,
+                SdkError::DispatchFailure(failure) if failure.is_user() => RequestFailure::NotSent,
+                other if never_connected(other) => RequestFailure::NotSent,
+                SdkError::DispatchFailure(failure) if failure.is_timeout() => {
+                    RequestFailure::TimedOut
+                }
+                _ => RequestFailure::Lost,
             };
             (fate, format!("DynamoDB cannot be reached: {}", causes(other)))
         }
     }
 }
 
-fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, String) {
+fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (RequestFailure, String) {
     let said = format!("{code}: {message}");
     match code {
         "ProvisionedThroughputExceededException"
         | "RequestLimitExceeded"
         | "ThrottlingException"
         | "LimitExceededException" => {
-            (Fate::Throttled, format!("DynamoDB has no capacity left ({said})"))
+            (RequestFailure::Throttled, format!("DynamoDB has no capacity left ({said})"))
         }
         "ResourceNotFoundException" => (
-            Fate::Invalid,
+            RequestFailure::Invalid,
             format!("the table {table} is not there: run `onetake migrate` ({said})"),
         ),
         "AccessDeniedException" => (
-            Fate::Invalid,
+            RequestFailure::Invalid,
             format!(
                 "the credentials may not use the table {table}: allow PutItem, GetItem, \
                  BatchGetItem, Query, Scan, DescribeTable and DescribeTimeToLive on it and its \
@@ -91,21 +95,21 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, S
         "InvalidSignatureException"
             if !message.contains("expired") && !message.contains("not yet") =>
         {
-            (Fate::Invalid, format!("the AWS credentials are wrong ({said})"))
+            (RequestFailure::Invalid, format!("the AWS credentials are wrong ({said})"))
         }
         "InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired" => {
-            (Fate::Refused, format!("this machine's clock is off: set it right ({said})"))
+            (RequestFailure::Refused, format!("this machine's clock is off: set it right ({said})"))
         }
         "UnrecognizedClientException"
         | "MissingAuthenticationTokenException"
         | "IncompleteSignatureException" => {
-            (Fate::Invalid, format!("the AWS credentials are wrong ({said})"))
+            (RequestFailure::Invalid, format!("the AWS credentials are wrong ({said})"))
         }
         "ExpiredTokenException" => {
-            (Fate::Refused, format!("the AWS credentials have run out ({said})"))
+            (RequestFailure::Refused, format!("the AWS credentials have run out ({said})"))
         }
-        _ if status >= 500 => (Fate::Lost, format!("DynamoDB failed ({said})")),
-        _ => (Fate::Invalid, format!("DynamoDB refused a request ({said})")),
+        _ if status >= 500 => (RequestFailure::Lost, format!("DynamoDB failed ({said})")),
+        _ => (RequestFailure::Invalid, format!("DynamoDB refused a request ({said})")),
     }
 }
 
@@ -126,10 +130,10 @@ fn never_connected<E: Error + 'static>(error: &SdkError<E>) -> bool {
 }
 
 /// Returns the error for the caller.
-pub(super) fn refused(fate: Fate, may_have_landed: bool, what: String) -> StoreError {
+pub(super) fn refused(fate: RequestFailure, may_have_landed: bool, what: String) -> StoreError {
     let kind = match fate {
         _ if may_have_landed => StoreErrorKind::Indeterminate,
-        Fate::Invalid => StoreErrorKind::Invalid,
+        RequestFailure::Invalid => StoreErrorKind::Invalid,
         _ => StoreErrorKind::Unavailable,
     };
     StoreError::new(kind, what)
@@ -142,32 +146,38 @@ mod tests {
     #[test]
     fn answers_mean_what_is_to_be_done_next() {
         let fate = |code, message, status| judge_answer(code, message, status, "t").0;
-        assert_eq!(fate("ProvisionedThroughputExceededException", "", 400), Fate::Throttled);
-        assert_eq!(fate("ThrottlingException", "", 400), Fate::Throttled);
-        assert_eq!(fate("ResourceNotFoundException", "", 400), Fate::Invalid);
-        assert_eq!(fate("ValidationException", "", 400), Fate::Invalid);
-        assert_eq!(fate("InternalServerError", "", 500), Fate::Lost);
-        assert_eq!(fate("ServiceUnavailable", "", 503), Fate::Lost);
+        assert_eq!(
+            fate("ProvisionedThroughputExceededException", "", 400),
+            RequestFailure::Throttled
+        );
+        assert_eq!(fate("ThrottlingException", "", 400), RequestFailure::Throttled);
+        assert_eq!(fate("ResourceNotFoundException", "", 400), RequestFailure::Invalid);
+        assert_eq!(fate("ValidationException", "", 400), RequestFailure::Invalid);
+        assert_eq!(fate("InternalServerError", "", 500), RequestFailure::Lost);
+        assert_eq!(fate("ServiceUnavailable", "", 503), RequestFailure::Lost);
         let off = "Signature expired: 20260610T180547Z is now earlier than 20260610T180612Z";
-        assert_eq!(fate("InvalidSignatureException", off, 400), Fate::Refused);
-        assert_eq!(fate("InvalidSignatureException", "does not match", 400), Fate::Invalid);
+        assert_eq!(fate("InvalidSignatureException", off, 400), RequestFailure::Refused);
+        assert_eq!(
+            fate("InvalidSignatureException", "does not match", 400),
+            RequestFailure::Invalid
+        );
     }
 
     #[test]
     fn what_may_have_landed_is_never_called_unwritten() {
         for (fate, landed) in [
-            (Fate::NotSent, false),
-            (Fate::Throttled, false),
-            (Fate::Refused, false),
-            (Fate::Lost, true),
-            (Fate::TimedOut, true),
+            (RequestFailure::NotSent, false),
+            (RequestFailure::Throttled, false),
+            (RequestFailure::Refused, false),
+            (RequestFailure::Lost, true),
+            (RequestFailure::TimedOut, true),
         ] {
             assert_eq!(fate.may_have_landed(), landed);
             let kind = refused(fate, landed, String::new()).kind();
             assert_eq!(kind == StoreErrorKind::Indeterminate, landed);
         }
         // An earlier try may have been executed, whatever the result of the last one.
-        let kind = refused(Fate::NotSent, true, String::new()).kind();
+        let kind = refused(RequestFailure::NotSent, true, String::new()).kind();
         assert_eq!(kind, StoreErrorKind::Indeterminate);
     }
 }

@@ -10,8 +10,8 @@ use aws_sdk_dynamodb::types::AttributeValue;
 use onetake_core::clock::micros;
 use onetake_core::store::DueAttempt;
 use onetake_core::{
-    AttemptId, Record, RecordId, Reference, Settlement, State, StoreError, StoreErrorKind, Verb,
-    codec,
+    AttemptId, Record, RecordId, Reference, Settlement, State, StoreError, StoreErrorKind,
+    Transition, codec,
 };
 
 /// The largest item that DynamoDB accepts, names and values together.
@@ -30,12 +30,12 @@ pub(super) type Item = HashMap<String, AttributeValue>;
 
 /// A record that was read, and its version. A write that replaces it is conditional on both.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct VersionedRecord {
     pub(super) record: Record,
     pub(super) version: u64,
 }
 
-impl Seen {
+impl VersionedRecord {
     /// Reads a record from an item.
     pub(super) fn decode(item: &Item) -> Result<Self, StoreError> {
         let id = id(item).ok_or_else(|| unreadable("an item", "its id"))?;
@@ -129,7 +129,7 @@ fn shard(id: RecordId) -> u8 {
 /// if its head alone is too large, its head. This happens before the decision, so that the same
 /// settlement sent twice is still the same.
 pub(super) fn fitting(mut settlement: Settlement) -> Settlement {
-    if let Verb::Complete(recording) = &mut settlement.verb {
+    if let Transition::Complete(recording) = &mut settlement.transition {
         if recording.bytes() > RECORDING_BYTES_MAX {
             recording.body = None;
         }
@@ -162,13 +162,15 @@ fn unreadable(whose: impl Display, what: impl Display) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onetake_core::origin::{HISTORY_BYTES_MAX, History, MEMO_BYTES_MAX, ROUTE_BYTES_MAX};
+    use onetake_core::origin::{
+        AttemptHistory, HISTORY_BYTES_MAX, MEMO_BYTES_MAX, ROUTE_BYTES_MAX,
+    };
     use onetake_core::{
         Cause, Failure, Fence, Fingerprint, Memo, OnUnknown, Origin, Recording, TenantDigest,
         Terms, Timestamp,
     };
 
-    fn seen(state: State) -> Seen {
+    fn seen(state: State) -> VersionedRecord {
         let record = Record {
             id: RecordId::from_bytes([0xff; 16]),
             attempt: AttemptId::from_bytes([7; 16]),
@@ -179,10 +181,10 @@ mod tests {
                 .with_memo(Memo::new(vec![7; MEMO_BYTES_MAX]).unwrap()),
             created_at: Timestamp::from_micros(1_893_456_000_000_001),
             claimed_at: Timestamp::from_micros(1_893_456_000_000_001),
-            history: History::from_text("h".repeat(HISTORY_BYTES_MAX)),
+            history: AttemptHistory::from_text("h".repeat(HISTORY_BYTES_MAX)),
             state,
         };
-        Seen { record, version: u64::MAX }
+        VersionedRecord { record, version: u64::MAX }
     }
 
     fn at() -> Timestamp {
@@ -212,7 +214,7 @@ mod tests {
         ] {
             let seen = seen(state);
             let item = seen.encode(Duration::from_secs(60));
-            assert_eq!(Seen::decode(&item).unwrap(), seen);
+            assert_eq!(VersionedRecord::decode(&item).unwrap(), seen);
             assert_eq!(
                 item.contains_key("w"),
                 runs(&seen.record),
@@ -271,11 +273,11 @@ mod tests {
         let fitted = |head: usize, body: usize| {
             let recording =
                 Recording { head: vec![1; head].into(), body: Some(vec![2; body].into()) };
-            let verb = Verb::Complete(recording);
-            let Seen { record, .. } = seen(State::Released { at: at() });
-            let settlement = Settlement { id: record.id, attempt: record.attempt, verb };
-            match fitting(settlement).verb {
-                Verb::Complete(kept) => (kept.head.len(), kept.body.map(|body| body.len())),
+            let transition = Transition::Complete(recording);
+            let VersionedRecord { record, .. } = seen(State::Released { at: at() });
+            let settlement = Settlement { id: record.id, attempt: record.attempt, transition };
+            match fitting(settlement).transition {
+                Transition::Complete(kept) => (kept.head.len(), kept.body.map(|body| body.len())),
                 other => panic!("{other:?}"),
             }
         };

@@ -47,7 +47,7 @@
 //! A secret is created at first use. It is an item with two attributes: `id`, which is
 //! `onetake's secret ` and its name, and `x`, the secret.
 //!
-//! An audit entry is two items: `h` is `notes`, or `notes of ` and the id of its record; `o` is its
+//! An audit entry is two items: `h` is `entries`, or `entries of ` and the id of its record; `o` is its
 //! place among the others, which begins with its time; `x` is the entry.
 //!
 //! The index `running` has the partition key `w`, and so contains only running records. The index
@@ -63,15 +63,15 @@
 //! stored without its body: completed, not replayable. If its head alone is above that, the head is
 //! left out too. The record still says that the operation ran and must not run again.
 
+mod audit;
 mod client;
 mod doctor;
 mod error;
 mod item;
-mod ledger;
-mod notes;
 mod schema;
 mod secret;
 mod table;
+mod transitions;
 mod url;
 mod watch;
 
@@ -82,7 +82,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 
-use onetake_core::note::{Note, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage};
 use onetake_core::store::{
     Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
 };
@@ -92,9 +92,9 @@ use onetake_core::{
 };
 
 use crate::Diagnosis;
-use item::Seen;
+use item::VersionedRecord;
 use table::Table;
-use url::Place;
+use url::TableLocation;
 use watch::Watch;
 
 pub use item::RECORDING_BYTES_MAX;
@@ -142,7 +142,7 @@ pub struct DynamoStore {
     watch: Watch,
     /// The items of this node's running attempts, as they were last written. They save a read
     /// before a settlement. An item may be out of date; the write's condition detects that.
-    own: Mutex<HashMap<RecordId, Seen>>,
+    own: Mutex<HashMap<RecordId, VersionedRecord>>,
 }
 
 impl DynamoStore {
@@ -156,7 +156,7 @@ impl DynamoStore {
     /// `Invalid` if the URL is wrong, there are no credentials, or the table is missing or has
     /// another shape; `Unavailable` if the server is unreachable.
     pub async fn open(url: &str, options: DynamoOptions) -> Result<Self, StoreError> {
-        let place = Place::parse(url)?;
+        let place = TableLocation::parse(url)?;
         let client = client::connect(&place, &options).await?;
         let table = Table::new(client, place, &options);
         schema::check(&table).await?;
@@ -169,7 +169,7 @@ impl DynamoStore {
     /// # Errors
     /// As [`open`](Self::open). A table of another shape is not changed.
     pub async fn migrate(url: &str, options: DynamoOptions) -> Result<TableChange, StoreError> {
-        let place = Place::parse(url)?;
+        let place = TableLocation::parse(url)?;
         let client = client::connect(&place, &options).await?;
         schema::migrate(&Table::new(client, place, &options)).await
     }
@@ -257,17 +257,17 @@ impl RecordIndex for DynamoStore {
 }
 
 impl AuditLog for DynamoStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { notes::write(&self.table, &note).await }.boxed()
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { audit::write(&self.table, &entry).await }.boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        notes::read(&self.table, of, from, limit).boxed()
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        audit::read(&self.table, of, from, limit).boxed()
     }
 }
 

@@ -103,7 +103,7 @@ pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
     let created = create(table).await?;
     let mut change = if created { TableChange::Created } else { TableChange::Nothing };
     let mut added = None;
-    let give_up = table.clock.monotonic().saturating_add(CREATED_WITHIN);
+    let abort = table.clock.monotonic().saturating_add(CREATED_WITHIN);
     loop {
         match describe(table).await {
             Ok(found) => {
@@ -124,7 +124,7 @@ pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
             Err(error) if created && error.kind() == StoreErrorKind::Invalid => {}
             Err(error) => return Err(error),
         }
-        if table.clock.monotonic() >= give_up {
+        if table.clock.monotonic() >= abort {
             let what = format!(
                 "the table {} is not ready after {} s; run `onetake migrate` again, until it is",
                 table.place.table,

@@ -72,7 +72,7 @@ mod tests {
         for name in ["", "a", "filter", "sixteen letters!"] {
             let item = encode(name, &[7; 32]);
             assert_eq!(item::id(&item), None, "{name:?}");
-            assert!(item::Seen::decode(&item).is_err());
+            assert!(item::VersionedRecord::decode(&item).is_err());
             for attribute in ["w", "ttl", "r", "v"] {
                 assert!(!item.contains_key(attribute), "{name:?} has {attribute}");
             }

@@ -17,8 +17,8 @@ use onetake_core::{Clock, RecordId, Reference, Rng, StoreError, StoreErrorKind, 
 
 use super::DynamoOptions;
 use super::error::{judge, refused};
-use super::item::{self, Item, Seen};
-use super::url::Place;
+use super::item::{self, Item, VersionedRecord};
+use super::url::TableLocation;
 use crate::breaker::Breaker;
 
 /// The number of times that a request is sent.
@@ -61,19 +61,19 @@ pub(super) enum No<E> {
 /// The result of a conditional write.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived")]
-pub(super) enum Written {
+pub(super) enum WriteResult {
     /// It was written, durably.
     Landed,
     /// The item has changed: another node was faster, or an earlier try of this node whose answer
     /// was lost. This is the current item.
-    Other(Option<Seen>),
+    Other(Option<VersionedRecord>),
 }
 
 /// One table.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) client: Client,
-    pub(super) place: Place,
+    pub(super) place: TableLocation,
     pub(super) breaker: Breaker,
     pub(super) clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
@@ -81,7 +81,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    pub(super) fn new(client: Client, place: Place, options: &DynamoOptions) -> Self {
+    pub(super) fn new(client: Client, place: TableLocation, options: &DynamoOptions) -> Self {
         let (clock, rng) = (Arc::clone(&options.clock), Arc::clone(&options.rng));
         let breaker = Breaker::new("the DynamoDB store", Arc::clone(&clock), Arc::clone(&rng));
         Self { client, place, breaker, clock, rng, skew_margin: options.skew_margin }
@@ -145,12 +145,12 @@ impl Table {
     }
 
     /// Reads an item, strongly consistent.
-    pub(super) async fn read(&self, id: RecordId) -> Result<Option<Seen>, StoreError> {
+    pub(super) async fn read(&self, id: RecordId) -> Result<Option<VersionedRecord>, StoreError> {
         let get = self.client.get_item().table_name(&self.place.table);
         let get = get.key("id", item::key(id)).consistent_read(true);
         let answer =
             self.ask(Intent::Read, &[], || get.clone().send()).await.map_err(No::into_error)?;
-        answer.item().map(Seen::decode).transpose()
+        answer.item().map(VersionedRecord::decode).transpose()
     }
 
     /// Returns some of all ids, in the table's own order.
@@ -189,9 +189,9 @@ impl Table {
     /// changed.
     pub(super) async fn write(
         &self,
-        next: &Seen,
-        over: Option<&Seen>,
-    ) -> Result<Written, StoreError> {
+        next: &VersionedRecord,
+        over: Option<&VersionedRecord>,
+    ) -> Result<WriteResult, StoreError> {
         let put = self.client.put_item().table_name(&self.place.table);
         let put = put
             .set_item(Some(next.encode(self.skew_margin)))
@@ -207,12 +207,12 @@ impl Table {
         };
         let expected = ["ConditionalCheckFailedException"];
         let failed = match self.ask(Intent::Write, &expected, || put.clone().send()).await {
-            Ok(_) => return Ok(Written::Landed),
+            Ok(_) => return Ok(WriteResult::Landed),
             Err(No::Answer(PutItemError::ConditionalCheckFailedException(failed))) => failed,
             Err(other) => return Err(other.into_error()),
         };
         let found = match failed.item() {
-            Some(item) => Some(Seen::decode(item)?),
+            Some(item) => Some(VersionedRecord::decode(item)?),
             // The item is absent, or this server does not return it. If the read fails, an earlier
             // try of this node may have written it.
             None => self.read(next.record.id).await.map_err(|error| match error.kind() {
@@ -220,14 +220,14 @@ impl Table {
                 _ => error,
             })?,
         };
-        Ok(Written::Other(found))
+        Ok(WriteResult::Other(found))
     }
 
     /// Reads many items at once, strongly consistent. Absent items are not in the result.
     pub(super) async fn read_many(
         &self,
         ids: &[RecordId],
-    ) -> HashMap<RecordId, Result<Seen, StoreError>> {
+    ) -> HashMap<RecordId, Result<VersionedRecord, StoreError>> {
         let mut found = HashMap::new();
         for chunk in ids.chunks(KEYS_MAX) {
             if let Err((left, error)) = self.read_chunk(chunk, &mut found).await {
@@ -240,7 +240,7 @@ impl Table {
     async fn read_chunk(
         &self,
         ids: &[RecordId],
-        found: &mut HashMap<RecordId, Result<Seen, StoreError>>,
+        found: &mut HashMap<RecordId, Result<VersionedRecord, StoreError>>,
     ) -> Result<(), (Vec<RecordId>, StoreError)> {
         let mut left: Vec<RecordId> = ids.to_vec();
         for round in 1..=LEFT_OUT_MAX {
@@ -258,7 +258,7 @@ impl Table {
             let items = answer.responses.take().unwrap_or_default().remove(&self.place.table);
             for item in items.unwrap_or_default() {
                 if let Some(id) = item::id(&item) {
-                    found.insert(id, Seen::decode(&item));
+                    found.insert(id, VersionedRecord::decode(&item));
                 }
             }
             let out = answer.unprocessed_keys.take().unwrap_or_default().remove(&self.place.table);

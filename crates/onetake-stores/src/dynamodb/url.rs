@@ -6,14 +6,14 @@ use crate::url::ServerUrl;
 
 /// The location of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TableLocation {
     pub(super) region: String,
     pub(super) table: String,
     /// The endpoint of a server that is not AWS's.
     pub(super) endpoint: Option<String>,
 }
 
-impl Place {
+impl TableLocation {
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let url = ServerUrl::dynamodb(url)?;
         Ok(Self {
@@ -31,10 +31,11 @@ mod tests {
 
     #[test]
     fn urls_name_region_table_and_endpoint() {
-        let place = Place::parse("dynamodb://eu-central-1/one.take_2").unwrap();
+        let place = TableLocation::parse("dynamodb://eu-central-1/one.take_2").unwrap();
         assert_eq!((&*place.region, &*place.table), ("eu-central-1", "one.take_2"));
         assert_eq!(place.endpoint, None);
-        let place = Place::parse("dynamodb://x/abc?endpoint=http://127.0.0.1:8000").unwrap();
+        let place =
+            TableLocation::parse("dynamodb://x/abc?endpoint=http://127.0.0.1:8000").unwrap();
         assert_eq!(place.endpoint.as_deref(), Some("http://127.0.0.1:8000"));
     }
 
@@ -50,7 +51,7 @@ mod tests {
             ("dynamodb://eu-central-1/abc?endpoint=127.0.0.1:8000", "http://"),
             ("dynamodb://eu-central-1/abc?secret=s3cret", "not an endpoint"),
         ] {
-            let error = Place::parse(url).unwrap_err();
+            let error = TableLocation::parse(url).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid);
             assert!(error.to_string().contains(why), "{url}: {error}");
             assert!(!error.to_string().contains("s3cret"));

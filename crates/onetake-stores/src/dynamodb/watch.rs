@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use onetake_core::{AttemptId, RecordId};
 
-use super::item::Seen;
+use super::item::VersionedRecord;
 
 /// The largest number of watched items. Further items are not watched before there is room. That
 /// delays a takeover and never makes it too early.
@@ -32,8 +32,8 @@ struct Sight {
 impl Watch {
     /// Records a read of a running item at a time of the monotonic clock. Returns how long it has
     /// been seen unchanged.
-    pub(super) fn look(&self, seen: &Seen, now: Duration) -> Duration {
-        let Seen { record, version } = seen;
+    pub(super) fn look(&self, seen: &VersionedRecord, now: Duration) -> Duration {
+        let VersionedRecord { record, version } = seen;
         let mut sights = self.lock();
         let fresh = Sight { attempt: record.attempt, version: *version, since: now };
         let room = sights.len() < WATCHED_MAX;
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use onetake_core::{Fence, Fingerprint, Record, State, Terms, Timestamp};
 
-    fn seen(id: u128, attempt: u8, version: u64) -> Seen {
+    fn seen(id: u128, attempt: u8, version: u64) -> VersionedRecord {
         let record = Record {
             id: RecordId::from_bytes(id.to_be_bytes()),
             attempt: AttemptId::from_bytes([attempt; 16]),
@@ -85,10 +85,10 @@ mod tests {
             origin: onetake_core::Origin::default(),
             created_at: Timestamp::default(),
             claimed_at: Timestamp::default(),
-            history: onetake_core::origin::History::default(),
+            history: onetake_core::origin::AttemptHistory::default(),
             state: State::Running { lease_until: Timestamp::default() },
         };
-        Seen { record, version }
+        VersionedRecord { record, version }
     }
 
     const fn at(seconds: u64) -> Duration {

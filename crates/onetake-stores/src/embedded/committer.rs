@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
+use onetake_core::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, AuditResult};
 use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
@@ -16,8 +16,8 @@ use onetake_core::{
 
 use super::folder::{Folder, OpenError};
 use super::journal;
-use super::memory::Memory;
 use super::tables::{Group, Tables};
+use super::working_set::WorkingSet;
 
 /// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
@@ -34,7 +34,7 @@ const COMPACTION_PATIENCE: Duration = Duration::from_secs(3);
 const RESTART_BATCH: usize = 1_000;
 
 /// A job for the thread.
-pub(super) enum Job {
+pub(super) enum EmbeddedJob {
     Claim(Vec<Claim>, oneshot::Sender<Answers<Claimed>>),
     Settle(Vec<Settlement>, oneshot::Sender<Answers<Settled>>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
@@ -44,8 +44,13 @@ pub(super) enum Job {
     Unsettled(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
-    Note(Note, oneshot::Sender<Result<(), StoreError>>),
-    Notes(Option<RecordId>, Option<NotePlace>, usize, oneshot::Sender<Result<Notes, StoreError>>),
+    Note(AuditEntry, oneshot::Sender<Result<(), StoreError>>),
+    Notes(
+        Option<RecordId>,
+        Option<AuditPosition>,
+        usize,
+        oneshot::Sender<Result<AuditPage, StoreError>>,
+    ),
     Ready(oneshot::Sender<Result<(), StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
@@ -56,7 +61,7 @@ type Reply = Box<dyn FnOnce(Option<&StoreError>)>;
 pub(super) struct Committer {
     tables: Tables,
     clock: Arc<dyn Clock>,
-    memory: Memory,
+    memory: WorkingSet,
     sweeps: VecDeque<Sweeping>,
     compaction: Option<Compaction>,
     removed: usize,
@@ -92,13 +97,13 @@ struct Sweeping {
 }
 
 /// The audit entry for an attempt whose process ended without an outcome.
-fn passed_over(record: &Record, now: Timestamp) -> Note {
-    Note {
-        place: NotePlace::new(now, &SystemRng),
+fn passed_over(record: &Record, now: Timestamp) -> AuditEntry {
+    AuditEntry {
+        place: AuditPosition::new(now, &SystemRng),
         id: record.id,
         attempt: record.attempt,
-        action: Action::Abandon,
-        ended: Ended::Done,
+        action: AuditAction::ExpireLease,
+        ended: AuditResult::Done,
         before: "running".to_owned(),
         by: "restart".to_owned(),
         reason: "it was running when the store was last closed".to_owned(),
@@ -133,12 +138,12 @@ impl Committer {
             let mut group = tables.group();
             for record in lost {
                 group.write(record, true, None);
-                group.note(&passed_over(record, now));
+                group.audit(&passed_over(record, now));
             }
             let failed = |error| OpenError::io(folder.path(), "write", io::Error::other(error));
             group.commit().map_err(failed)?;
         }
-        let memory = Memory::above(ceiling);
+        let memory = WorkingSet::above(ceiling);
         let committer = Self {
             tables,
             clock,
@@ -153,7 +158,7 @@ impl Committer {
     }
 
     /// Works until the store is closed, or until all senders of jobs are gone.
-    pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<EmbeddedJob>) {
         let mut failed: Option<StoreError> = None;
         let closing = loop {
             // A sweep in progress does not wait for a new job.
@@ -168,7 +173,7 @@ impl Committer {
             let mut jobs = Vec::new();
             for job in first.into_iter().chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
                 match job {
-                    Job::Close(reply) => closing = Some(reply),
+                    EmbeddedJob::Close(reply) => closing = Some(reply),
                     job => jobs.push(job),
                 }
             }
@@ -187,7 +192,7 @@ impl Committer {
     }
 
     /// Decides the jobs one after the other, writes them together, then answers.
-    fn group(&mut self, jobs: Vec<Job>) -> Result<(), StoreError> {
+    fn group(&mut self, jobs: Vec<EmbeddedJob>) -> Result<(), StoreError> {
         let now = self.clock.now();
         let mut group = self.tables.group();
         let compacted = self.compaction.take_if(|compaction| compaction.is_over()).is_some();
@@ -198,46 +203,50 @@ impl Committer {
         let (tables, memory) = (&self.tables, &mut self.memory);
         for job in jobs {
             let reply: Reply = match job {
-                Job::Claim(batch, to) => {
+                EmbeddedJob::Claim(batch, to) => {
                     let one = |claim| memory.claim(tables, &mut group, claim, now);
                     answer_each(batch.iter().map(one).collect(), to)
                 }
-                Job::Settle(batch, to) => {
+                EmbeddedJob::Settle(batch, to) => {
                     let one = |settlement| memory.settle(tables, &mut group, settlement, now);
                     answer_each(batch.iter().map(one).collect(), to)
                 }
-                Job::Load(ids, to) => {
+                EmbeddedJob::Load(ids, to) => {
                     let one = |id: &RecordId| {
                         let found = memory.find(tables, *id)?;
                         Ok(found.filter(|record| !record.is_expired(now)))
                     };
                     answer_each(ids.iter().map(one).collect(), to)
                 }
-                Job::Ids(from, limit, to) => answer(memory.ids(tables, from, limit), to),
-                Job::Find(reference, to) => answer(memory.with_reference(tables, reference), to),
-                Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
-                Job::Unsettled(limit, to) => {
+                EmbeddedJob::Ids(from, limit, to) => answer(memory.ids(tables, from, limit), to),
+                EmbeddedJob::Find(reference, to) => {
+                    answer(memory.with_reference(tables, reference), to)
+                }
+                EmbeddedJob::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
+                EmbeddedJob::Unsettled(limit, to) => {
                     answer(memory.unsettled(tables, &mut group, now, limit), to)
                 }
-                Job::Sweep(left, to) => {
+                EmbeddedJob::Sweep(left, to) => {
                     self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
                     continue;
                 }
-                Job::Secret(name, fresh, to) => answer(group.secret(name, fresh), to),
-                Job::Note(note, to) => {
-                    group.note(&note);
+                EmbeddedJob::Secret(name, fresh, to) => answer(group.secret(name, fresh), to),
+                EmbeddedJob::Note(entry, to) => {
+                    group.audit(&entry);
                     answer(Ok(()), to)
                 }
-                Job::Notes(of, from, limit, to) => answer(tables.notes(of, from, limit), to),
-                Job::Ready(to) => answer(Ok(()), to),
-                Job::Close(_) => continue,
+                EmbeddedJob::Notes(of, from, limit, to) => {
+                    answer(tables.audit_entries(of, from, limit), to)
+                }
+                EmbeddedJob::Ready(to) => answer(Ok(()), to),
+                EmbeddedJob::Close(_) => continue,
             };
             replies.push(reply);
         }
         if let Some(sweeping) = self.sweeps.pop_front() {
             match sweeping.step(memory, tables, &mut group, now, &mut self.removed) {
-                Step::Over(reply) => replies.push(reply),
-                Step::GoesOn(sweeping) => self.sweeps.push_front(sweeping),
+                CommitStep::Over(reply) => replies.push(reply),
+                CommitStep::GoesOn(sweeping) => self.sweeps.push_front(sweeping),
             }
         }
         let result = if group.is_empty() { Ok(()) } else { group.commit() };
@@ -253,7 +262,7 @@ impl Committer {
         result
     }
 
-    fn refuse_all(&mut self, jobs: Vec<Job>, error: &StoreError) {
+    fn refuse_all(&mut self, jobs: Vec<EmbeddedJob>, error: &StoreError) {
         jobs.into_iter().for_each(|job| refuse(job, error));
         for sweeping in self.sweeps.drain(..) {
             let _gone = sweeping.to.send(Err(error.clone()));
@@ -315,7 +324,7 @@ impl Committer {
     }
 }
 
-enum Step {
+enum CommitStep {
     GoesOn(Sweeping),
     Over(Reply),
 }
@@ -325,27 +334,27 @@ impl Sweeping {
     /// too (S13).
     fn step(
         mut self,
-        memory: &mut Memory,
+        memory: &mut WorkingSet,
         tables: &Tables,
         group: &mut Group<'_>,
         now: Timestamp,
         removed: &mut usize,
-    ) -> Step {
+    ) -> CommitStep {
         let asked = self.left.min(SWEEP_STEP);
         let due = tables.due(now, asked).and_then(|due| {
             group.remove_old_notes(now, SWEEP_STEP)?;
             memory.sweep(tables, group, now, &due, &mut self.swept).map(|()| due.len())
         });
         match due {
-            Err(error) => Step::Over(answer(Err(error), self.to)),
+            Err(error) => CommitStep::Over(answer(Err(error), self.to)),
             Ok(seen) => {
                 self.left -= seen;
                 if seen == asked && self.left > 0 {
-                    return Step::GoesOn(self);
+                    return CommitStep::GoesOn(self);
                 }
                 *removed += self.swept.removed;
                 self.swept.more = seen == asked && asked > 0;
-                Step::Over(answer(Ok(self.swept), self.to))
+                CommitStep::Over(answer(Ok(self.swept), self.to))
             }
         }
     }
@@ -370,17 +379,19 @@ fn answer<T: 'static>(answer: One<T>, to: oneshot::Sender<One<T>>) -> Reply {
 }
 
 /// Answers a job with the error of an earlier failed write. After it the store does no other work.
-fn refuse(job: Job, error: &StoreError) {
+fn refuse(job: EmbeddedJob, error: &StoreError) {
     let error = error.clone();
     match job {
-        Job::Claim(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
-        Job::Settle(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
-        Job::Load(ids, to) => drop(to.send(vec![Err(error); ids.len()])),
-        Job::Ids(_, _, to) | Job::Find(_, to) => drop(to.send(Err(error))),
-        Job::Notes(_, _, _, to) => drop(to.send(Err(error))),
-        Job::Abandoned(_, to) | Job::Unsettled(_, to) => drop(to.send(Err(error))),
-        Job::Sweep(_, to) => drop(to.send(Err(error))),
-        Job::Secret(_, _, to) => drop(to.send(Err(error))),
-        Job::Note(_, to) | Job::Ready(to) | Job::Close(to) => drop(to.send(Err(error))),
+        EmbeddedJob::Claim(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
+        EmbeddedJob::Settle(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
+        EmbeddedJob::Load(ids, to) => drop(to.send(vec![Err(error); ids.len()])),
+        EmbeddedJob::Ids(_, _, to) | EmbeddedJob::Find(_, to) => drop(to.send(Err(error))),
+        EmbeddedJob::Notes(_, _, _, to) => drop(to.send(Err(error))),
+        EmbeddedJob::Abandoned(_, to) | EmbeddedJob::Unsettled(_, to) => drop(to.send(Err(error))),
+        EmbeddedJob::Sweep(_, to) => drop(to.send(Err(error))),
+        EmbeddedJob::Secret(_, _, to) => drop(to.send(Err(error))),
+        EmbeddedJob::Note(_, to) | EmbeddedJob::Ready(to) | EmbeddedJob::Close(to) => {
+            drop(to.send(Err(error)))
+        }
     }
 }

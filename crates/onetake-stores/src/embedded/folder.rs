@@ -230,11 +230,11 @@ fn take_lock(path: &Path) -> Result<File, OpenError> {
         }
         Err(fs::TryLockError::Error(error)) => return Err(io("lock")(error)),
     }
-    let note = lock
+    let entry = lock
         .set_len(0)
         .and_then(|()| lock.rewind())
         .and_then(|()| write!(lock, "{}", std::process::id()));
-    note.map_err(io("write LOCK"))?;
+    entry.map_err(io("write LOCK"))?;
     Ok(lock)
 }
 

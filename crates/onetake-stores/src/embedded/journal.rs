@@ -150,7 +150,7 @@ struct Whole {
 
 /// Reads complete batches. `last` is the sequence number before the first of them.
 fn whole(bytes: &[u8], last: Option<u64>) -> Whole {
-    let mut reader = Reader { bytes, at: 0 };
+    let mut reader = JournalReader { bytes, at: 0 };
     let mut whole = Whole { end: 0, last_start: 0, last, is_in_order: true };
     while let Some(sequence) = batch(&mut reader) {
         if whole.last.is_some_and(|last| sequence <= last) {
@@ -172,7 +172,7 @@ const MARK_AT: usize = 13 + 21 + super::tables::MARK.len();
 fn goes_on(rest: &[u8], last: Option<u64>, mark: &Mark) -> bool {
     memmem::find_iter(rest, mark).any(|at| {
         let Some(start) = at.checked_sub(MARK_AT) else { return false };
-        let mut reader = Reader { bytes: rest, at: start };
+        let mut reader = JournalReader { bytes: rest, at: start };
         batch(&mut reader).is_some_and(|sequence| last.is_none_or(|last| sequence > last))
     })
 }
@@ -191,19 +191,19 @@ fn is_one_bit_from_whole(rest: &[u8]) -> bool {
     (0..bytes.len() * 8).any(|bit| {
         let mut invert = || bytes.get_mut(bit / 8).map(|byte| *byte ^= 1 << (bit % 8));
         invert();
-        let is_whole = batch(&mut Reader { bytes: &bytes, at: 0 }).is_some();
+        let is_whole = batch(&mut JournalReader { bytes: &bytes, at: 0 }).is_some();
         let mut invert = || bytes.get_mut(bit / 8).map(|byte| *byte ^= 1 << (bit % 8));
         invert();
         is_whole
     })
 }
 
-struct Reader<'a> {
+struct JournalReader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JournalReader<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let end = self.at.checked_add(count)?;
         let taken = self.bytes.get(self.at..end)?;
@@ -219,7 +219,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Reads a batch and returns its sequence number.
-fn batch(reader: &mut Reader<'_>) -> Option<u64> {
+fn batch(reader: &mut JournalReader<'_>) -> Option<u64> {
     if reader.number(1)? != 1 {
         return None;
     }
@@ -236,7 +236,7 @@ fn batch(reader: &mut Reader<'_>) -> Option<u64> {
     (reader.take(TRAILER.len())? == TRAILER).then_some(sequence)
 }
 
-fn item(reader: &mut Reader<'_>) -> Option<()> {
+fn item(reader: &mut JournalReader<'_>) -> Option<()> {
     match reader.number(1)? {
         2 => {
             reader.take(1)?;

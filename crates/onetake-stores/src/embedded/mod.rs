@@ -11,14 +11,14 @@
 //! are released if they roll back by themselves: no other process can have run them.
 
 mod asks;
+mod audit;
 mod committer;
 mod folder;
 mod journal;
 mod manifest;
-mod memory;
-mod notes;
 mod tables;
 mod witness;
+mod working_set;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use onetake_core::note::{Note, NotePlace, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
 use onetake_core::store::{
     Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
 };
@@ -37,7 +37,7 @@ use onetake_core::{
 };
 
 use crate::thread::{StoreThread, each};
-use committer::{Committer, Job};
+use committer::{Committer, EmbeddedJob};
 use folder::Folder;
 use tables::Tables;
 
@@ -46,7 +46,7 @@ pub use folder::OpenError;
 /// The embedded store.
 #[derive(Debug)]
 pub struct EmbeddedStore {
-    thread: StoreThread<Job>,
+    thread: StoreThread<EmbeddedJob>,
     interrupted: usize,
 }
 
@@ -83,7 +83,10 @@ impl EmbeddedStore {
     }
 
     /// Sends a job to the thread that owns the folder.
-    async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
+    async fn ask<T>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<T>) -> EmbeddedJob,
+    ) -> Result<T, StoreError> {
         self.thread.ask(job).await
     }
 }
@@ -95,40 +98,41 @@ impl Store for EmbeddedStore {
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         let count = batch.len();
-        async move { each(count, self.ask(|reply| Job::Claim(batch, reply)).await) }.boxed()
+        async move { each(count, self.ask(|reply| EmbeddedJob::Claim(batch, reply)).await) }.boxed()
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         let count = batch.len();
-        async move { each(count, self.ask(|reply| Job::Settle(batch, reply)).await) }.boxed()
+        async move { each(count, self.ask(|reply| EmbeddedJob::Settle(batch, reply)).await) }
+            .boxed()
     }
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         let count = ids.len();
-        async move { each(count, self.ask(|reply| Job::Load(ids, reply)).await) }.boxed()
+        async move { each(count, self.ask(|reply| EmbeddedJob::Load(ids, reply)).await) }.boxed()
     }
 
     fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
         match which {
             Due::LeaseEnd => {
-                async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+                async move { self.ask(|reply| EmbeddedJob::Abandoned(limit, reply)).await? }.boxed()
             }
             Due::Reconcile => {
-                async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
+                async move { self.ask(|reply| EmbeddedJob::Unsettled(limit, reply)).await? }.boxed()
             }
         }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
+        async move { self.ask(|reply| EmbeddedJob::Sweep(limit, reply)).await? }.boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.ask(Job::Ready).await? }.boxed()
+        async move { self.ask(EmbeddedJob::Ready).await? }.boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.thread.close(Job::Close).boxed()
+        self.thread.close(EmbeddedJob::Close).boxed()
     }
 }
 
@@ -136,31 +140,31 @@ impl RecordIndex for EmbeddedStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         async move {
             let from = from.map(|cursor| cursor.id()).transpose()?;
-            let ids = self.ask(|reply| Job::Ids(from, limit, reply)).await??;
+            let ids = self.ask(|reply| EmbeddedJob::Ids(from, limit, reply)).await??;
             Ok(Page::in_order(ids, limit))
         }
         .boxed()
     }
 
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        async move { self.ask(|reply| Job::Find(reference, reply)).await? }.boxed()
+        async move { self.ask(|reply| EmbeddedJob::Find(reference, reply)).await? }.boxed()
     }
 }
 
 impl AuditLog for EmbeddedStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.ask(|reply| Job::Note(note, reply)).await? }.boxed()
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.ask(|reply| EmbeddedJob::Note(entry, reply)).await? }.boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
         async move {
-            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-            self.ask(|reply| Job::Notes(of, from, limit, reply)).await?
+            let from = from.map(|cursor| AuditPosition::of(&cursor)).transpose()?;
+            self.ask(|reply| EmbeddedJob::Notes(of, from, limit, reply)).await?
         }
         .boxed()
     }
@@ -172,7 +176,7 @@ impl SharedSecrets for EmbeddedStore {
         name: &'static str,
         fresh: [u8; 32],
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        async move { self.ask(|reply| Job::Secret(name, fresh, reply)).await? }.boxed()
+        async move { self.ask(|reply| EmbeddedJob::Secret(name, fresh, reply)).await? }.boxed()
     }
 }
 

@@ -17,16 +17,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use onetake_core::note::{Note, NotePlace, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
 use onetake_core::{
     Fence, Record, RecordId, Rng, State, StoreError, StoreErrorKind, SystemRng, Timestamp, codec,
 };
 
 use super::asks;
+use super::audit;
 use super::folder::{Folder, OpenError};
 use super::journal;
 use super::manifest;
-use super::notes;
 use super::witness::{Mark, Witness};
 
 /// The largest number of journal bytes whose tables are not written yet. They are read again when
@@ -187,13 +187,13 @@ impl Tables {
     }
 
     /// Reads audit entries before this place, the newest first.
-    pub(super) fn notes(
+    pub(super) fn audit_entries(
         &self,
         of: Option<RecordId>,
-        from: Option<NotePlace>,
+        from: Option<AuditPosition>,
         limit: usize,
-    ) -> Result<Notes, StoreError> {
-        notes::read(&self.meta, of, from, limit)
+    ) -> Result<AuditPage, StoreError> {
+        audit::read(&self.meta, of, from, limit)
     }
 
     /// The approximate number of settled records.
@@ -352,9 +352,9 @@ impl Group<'_> {
         Ok(fresh)
     }
 
-    pub(super) fn note(&mut self, note: &Note) {
-        let [place, of] = notes::keys(&note.place, note.id);
-        self.batch.insert(&self.tables.meta, place, &*note.encode());
+    pub(super) fn audit(&mut self, entry: &AuditEntry) {
+        let [place, of] = audit::keys(&entry.place, entry.id);
+        self.batch.insert(&self.tables.meta, place, &*entry.encode());
         self.batch.insert(&self.tables.meta, of, []);
     }
 
@@ -364,8 +364,8 @@ impl Group<'_> {
         now: Timestamp,
         limit: usize,
     ) -> Result<(), StoreError> {
-        for (place, id) in notes::old(&self.tables.meta, now, limit)? {
-            for key in notes::keys(&place, id) {
+        for (place, id) in audit::old(&self.tables.meta, now, limit)? {
+            for key in audit::keys(&place, id) {
                 self.batch.remove(&self.tables.meta, key);
             }
         }

@@ -2,10 +2,10 @@
 
 use metrics::{Counter, counter, describe_counter};
 
-use super::entry::Refused;
+use super::entry::EntryError;
 
 /// All metrics, looked up once.
-pub(super) struct Counters {
+pub(super) struct FilterMetrics {
     pub(super) hits: Counter,
     pub(super) misses: Counter,
     pub(super) errors: Counter,
@@ -25,7 +25,7 @@ const COUNTERS: [(&str, &str); 7] = [
     ("onetake_filter_repairs_total", "Entries that disagreed with the authority."),
 ];
 
-impl Counters {
+impl FilterMetrics {
     pub(super) fn new() -> Self {
         for (name, what) in COUNTERS {
             describe_counter!(name, what);
@@ -42,17 +42,17 @@ impl Counters {
     }
 
     /// Counts an entry that was refused.
-    pub(super) fn refused(why: Refused) {
+    pub(super) fn refused(why: EntryError) {
         let why = match why {
-            Refused::Format => "format",
-            Refused::Mac => "mac",
-            Refused::Content => "content",
+            EntryError::Format => "format",
+            EntryError::Mac => "mac",
+            EntryError::Content => "content",
         };
         counter!("onetake_filter_refused_total", "why" => why).increment(1);
     }
 }
 
-impl std::fmt::Debug for Counters {
+impl std::fmt::Debug for FilterMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Counters").finish_non_exhaustive()
     }

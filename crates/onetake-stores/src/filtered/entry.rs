@@ -34,7 +34,7 @@ pub(super) struct Entry {
 
 /// The reason why bytes are not an entry for the requested id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum EntryError {
     /// The bytes are cut, or have another version.
     Format,
     /// The MAC is wrong: it was made with another secret or for another id, or the entry was
@@ -74,31 +74,31 @@ impl Seal {
     }
 
     /// Reads an entry that [`close`](Self::close) created for this id.
-    pub(super) fn open(&self, id: RecordId, mut bytes: Bytes) -> Result<Entry, Refused> {
+    pub(super) fn open(&self, id: RecordId, mut bytes: Bytes) -> Result<Entry, EntryError> {
         if bytes.len() < HEAD_BYTES {
-            return Err(Refused::Format);
+            return Err(EntryError::Format);
         }
         let mut head = bytes.split_to(HEAD_BYTES);
         let mac = head.split_off(HEAD_BYTES - MAC_BYTES);
         if head.first() != Some(&VERSION) {
-            return Err(Refused::Format);
+            return Err(EntryError::Format);
         }
         // The MAC is verified before anything else is used.
         let expected = self.mac(id, &head, &bytes);
         constant_time::verify_slices_are_equal(expected.as_ref(), &mac)
-            .map_err(|_| Refused::Mac)?;
+            .map_err(|_| EntryError::Mac)?;
 
         let mut fields = Reader(head.slice(1..));
         let mut number = || fields.array("head").map(u64::from_be_bytes);
         let (Ok(fence), Ok(expires_at), Ok(until)) = (number(), number(), number()) else {
-            return Err(Refused::Format);
+            return Err(EntryError::Format);
         };
-        let record = codec::decode(id, bytes).map_err(|_| Refused::Content)?;
+        let record = codec::decode(id, bytes).map_err(|_| EntryError::Content)?;
         let fits = is_finished(&record)
             && record.fence.get() == fence
             && record.expires_at() == Some(Timestamp::from_micros(expires_at));
         if !fits {
-            return Err(Refused::Content);
+            return Err(EntryError::Content);
         }
         Ok(Entry { record, until: Timestamp::from_micros(until.min(expires_at)) })
     }
@@ -142,7 +142,7 @@ mod tests {
             ),
             created_at: at(1_000),
             claimed_at: at(1_000),
-            history: onetake_core::origin::History::from_text("1 2 3 released\n".to_owned()),
+            history: onetake_core::origin::AttemptHistory::from_text("1 2 3 released\n".to_owned()),
             state,
         }
     }
@@ -175,8 +175,8 @@ mod tests {
             let bytes = seal.close(&record, at(2_000)).unwrap();
             let entry = Entry { record: record.clone(), until: at(2_000) };
             prop_assert_eq!(seal.open(record.id, bytes.clone()), Ok(entry));
-            prop_assert_eq!(seal.open(RecordId::from_bytes(other), bytes.clone()), Err(Refused::Mac));
-            prop_assert_eq!(Seal::new(b"another secret").open(record.id, bytes), Err(Refused::Mac));
+            prop_assert_eq!(seal.open(RecordId::from_bytes(other), bytes.clone()), Err(EntryError::Mac));
+            prop_assert_eq!(Seal::new(b"another secret").open(record.id, bytes), Err(EntryError::Mac));
         }
 
         #[test]
@@ -238,6 +238,6 @@ mod tests {
         let record = finished([1; 16], vec![], false);
         let mut bytes = seal.close(&record, at(2_000)).unwrap().to_vec();
         bytes[0] = VERSION + 1;
-        assert_eq!(seal.open(record.id, bytes.into()), Err(Refused::Format));
+        assert_eq!(seal.open(record.id, bytes.into()), Err(EntryError::Format));
     }
 }

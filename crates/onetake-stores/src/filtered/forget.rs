@@ -6,7 +6,7 @@ use std::future::Future;
 use futures_util::future::{join, join_all};
 
 use onetake_core::store::Answers;
-use onetake_core::{RecordId, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use onetake_core::{RecordId, Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
 use super::{FilteredStore, no_answer};
 use crate::redis::errors::wrote_nothing;
@@ -104,7 +104,7 @@ impl FilteredStore {
 }
 
 pub(super) fn forgets(item: &Settlement) -> bool {
-    item.verb == Verb::Forget
+    item.transition == Transition::Forget
 }
 
 fn nothing_forgotten(error: StoreError) -> StoreError {

@@ -9,7 +9,7 @@ use onetake_core::{RecordId, StoreError, StoreErrorKind, hex};
 
 use super::FilterOptions;
 use super::writer::FORGOTTEN;
-use crate::redis::command::Command;
+use crate::redis::command::RedisCommand;
 use crate::redis::connection::{Connection, ConnectionOptions};
 use crate::redis::url::Address;
 
@@ -31,7 +31,7 @@ return redis.call('UNLINK', KEYS[1])";
 
 /// A write to one entry.
 #[derive(Clone, Debug)]
-pub(super) enum Change {
+pub(super) enum EntryWrite {
     /// Writes an entry.
     Put(Put),
     /// Deletes the entry, unless the key was forgotten.
@@ -40,7 +40,7 @@ pub(super) enum Change {
     Forget(Duration),
 }
 
-impl Change {
+impl EntryWrite {
     /// The number of bytes that it sends.
     pub(super) fn bytes(&self) -> usize {
         match self {
@@ -62,11 +62,11 @@ pub(super) struct Put {
 
 /// A Redis server or cluster that may be unreachable.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct RedisLink {
     pub(super) connection: Connection,
 }
 
-impl Link {
+impl RedisLink {
     /// Parses the URL. Nothing is connected yet.
     pub(super) fn new(url: &str, options: &FilterOptions) -> Result<Self, StoreError> {
         let (address, _) = Address::parse(url, &[])?;
@@ -93,7 +93,7 @@ impl Link {
     ) -> Vec<Result<Bytes, StoreError>> {
         let last = bytes_max.to_string();
         let get = |id| on(id, "GETRANGE").arg("0").arg(last.clone());
-        let commands: Vec<Command> = ids.iter().map(get).collect();
+        let commands: Vec<RedisCommand> = ids.iter().map(get).collect();
         let read = |answer: Result<Value, StoreError>| match answer {
             Ok(Value::BulkString(bytes)) if bytes.len() <= bytes_max => Ok(Bytes::from(bytes)),
             // Too large, or not a string.
@@ -110,9 +110,9 @@ impl Link {
     /// Makes the changes. Returns the errors, each with its key.
     pub(super) async fn change_many(
         &self,
-        changes: &[(RecordId, Change)],
+        changes: &[(RecordId, EntryWrite)],
     ) -> Vec<(RecordId, StoreError)> {
-        let commands: Vec<Command> =
+        let commands: Vec<RedisCommand> =
             changes.iter().map(|(id, change)| command(id, change)).collect();
         let answers = self.connection.run(&commands, None).await;
         let failed = |((id, _), answer): (&(RecordId, _), Result<Value, StoreError>)| {
@@ -122,14 +122,14 @@ impl Link {
     }
 }
 
-fn command(id: &RecordId, change: &Change) -> Command {
+fn command(id: &RecordId, change: &EntryWrite) -> RedisCommand {
     match change {
-        Change::Delete => script(id, DELETE),
-        Change::Forget(keep) => on(id, "SET").arg(FORGOTTEN).arg("PX").arg(millis(*keep)),
-        Change::Put(Put { value, keep, overwrite: true }) => {
+        EntryWrite::Delete => script(id, DELETE),
+        EntryWrite::Forget(keep) => on(id, "SET").arg(FORGOTTEN).arg("PX").arg(millis(*keep)),
+        EntryWrite::Put(Put { value, keep, overwrite: true }) => {
             script(id, REPLACE).arg(value.clone()).arg(millis(*keep))
         }
-        Change::Put(Put { value, keep, overwrite: false }) => {
+        EntryWrite::Put(Put { value, keep, overwrite: false }) => {
             on(id, "SET").arg(value.clone()).arg("PX").arg(millis(*keep)).arg("NX")
         }
     }
@@ -140,15 +140,15 @@ fn millis(keep: Duration) -> String {
 }
 
 /// A command on the entry of an id.
-fn on(id: &RecordId, name: &'static str) -> Command {
+fn on(id: &RecordId, name: &'static str) -> RedisCommand {
     let key = key(id);
-    Command::on(key.as_bytes(), name).arg(key)
+    RedisCommand::on(key.as_bytes(), name).arg(key)
 }
 
 /// A script on the entry of an id. Its first argument is the marker of a forgotten key.
-fn script(id: &RecordId, text: &'static str) -> Command {
+fn script(id: &RecordId, text: &'static str) -> RedisCommand {
     let key = key(id);
-    Command::on(key.as_bytes(), "EVAL").arg(text).arg("1").arg(key).arg(FORGOTTEN)
+    RedisCommand::on(key.as_bytes(), "EVAL").arg(text).arg("1").arg(key).arg(FORGOTTEN)
 }
 
 /// The Redis key of an entry.

@@ -17,7 +17,7 @@
 //! authority's last known time, and stops using an entry [`CLOCK_MARGIN`] before its end.
 //!
 //! **Exception.** An operator may make the authority forget a key before it expires.
-//! [`Verb::Forget`](onetake_core::Verb::Forget) and [`FilteredStore::forget`] remove it from both,
+//! [`Transition::Forget`](onetake_core::Verb::Forget) and [`FilteredStore::forget`] remove it from both,
 //! and from neither while the filter is unreachable. A marker replaces the entry for a minute. No
 //! late write of a node replaces or deletes the marker, and no node writes a record that it read
 //! from the authority more than half a minute ago.
@@ -31,7 +31,7 @@ mod diagnose;
 mod entry;
 mod forget;
 mod link;
-mod look;
+mod read;
 mod repair;
 mod time;
 mod writer;
@@ -50,13 +50,13 @@ use onetake_core::{
     StoreErrorKind, SystemClock, SystemRng, delegate_store,
 };
 
-use counters::Counters;
+use counters::FilterMetrics;
 use entry::{Seal, is_finished};
-use link::Link;
-use look::{Look, Looked};
+use link::RedisLink;
+use read::{FilterContent, FilterContents};
 use repair::Sample;
 use time::AuthorityTime;
-use writer::Writer;
+use writer::WriteQueue;
 
 /// The time before the end of an entry from which it is not used. Two clocks may differ by as much.
 pub const CLOCK_MARGIN: Duration = Duration::from_secs(10);
@@ -100,8 +100,8 @@ impl Default for FilterOptions {
 /// A store with a Redis in front of it.
 #[derive(Debug)]
 pub struct FilteredStore {
-    shared: Arc<Shared>,
-    writer: Writer,
+    shared: Arc<FilterState>,
+    writer: WriteQueue,
     sample: Sample,
     /// Ends the comparing task: first the signal, then the wait for its end.
     comparing: Mutex<Option<(watch::Sender<()>, JoinHandle<()>)>>,
@@ -109,13 +109,13 @@ pub struct FilteredStore {
 
 /// The common state of the store and its two tasks.
 #[derive(Debug)]
-struct Shared {
+struct FilterState {
     authority: Arc<dyn Store>,
-    link: Link,
+    link: RedisLink,
     seal: Seal,
     clock: Arc<dyn Clock>,
     time: AuthorityTime,
-    counters: Counters,
+    counters: FilterMetrics,
     entry_bytes_max: usize,
     entry_age_max: Duration,
 }
@@ -139,23 +139,23 @@ impl FilteredStore {
             let what = format!("the filter's secret must have at least {SECRET_BYTES_MIN} bytes");
             return Err(StoreError::new(StoreErrorKind::Invalid, what));
         }
-        let link = Link::new(url, &options)?;
+        let link = RedisLink::new(url, &options)?;
         match link.connection.connect().await {
             Err(error) if error.kind() == StoreErrorKind::Invalid => return Err(error),
             Err(error) => tracing::warn!(%error, "starting without the Redis filter"),
             Ok(()) => {}
         }
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FilterState {
             authority,
             link,
             seal: Seal::new(secret),
             time: AuthorityTime::new(Arc::clone(&options.clock)),
             clock: options.clock,
-            counters: Counters::new(),
+            counters: FilterMetrics::new(),
             entry_bytes_max: options.entry_bytes_max,
             entry_age_max: options.entry_age_max,
         });
-        let writer = Writer::start(Arc::clone(&shared));
+        let writer = WriteQueue::start(Arc::clone(&shared));
         let (stop, stopped) = watch::channel(());
         let (sample, task) =
             Sample::start(Arc::clone(&shared), writer.clone(), options.check_every, stopped);
@@ -169,10 +169,10 @@ impl FilteredStore {
         &self.shared.authority
     }
 
-    async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
+    async fn look(&self, ids: impl Iterator<Item = RecordId>) -> FilterContents {
         let looked = self.shared.look(ids).await;
         for answer in looked.answers.values() {
-            if let Look::Hit(record) = answer {
+            if let FilterContent::Hit(record) = answer {
                 self.sample.offer(record);
             }
         }
@@ -197,7 +197,7 @@ impl FilteredStore {
 
     /// Keeps a finished record that the authority has confirmed as durable, so that the filter can
     /// answer the next retry.
-    fn keep(&self, record: &Arc<Record>, asked_at: Duration, looked: Option<&Looked>) {
+    fn keep(&self, record: &Arc<Record>, asked_at: Duration, looked: Option<&FilterContents>) {
         if is_finished(record) {
             let overwrite = looked.is_some_and(|looked| looked.answers.contains_key(&record.id));
             self.writer.keep(&self.shared, record, asked_at, overwrite);

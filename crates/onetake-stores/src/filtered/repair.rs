@@ -27,13 +27,13 @@ use tokio::task::JoinHandle;
 
 use onetake_core::{
     Claim, Claimed, Record, RecordId, Settled, Settlement, State, StoreError, Terms, Timestamp,
-    Verb,
+    Transition,
 };
 
 use super::entry::is_finished;
-use super::look::Look;
-use super::writer::{FORGOTTEN, Writer};
-use super::{CLOCK_MARGIN, Shared};
+use super::read::FilterContent;
+use super::writer::{FORGOTTEN, WriteQueue};
+use super::{CLOCK_MARGIN, FilterState};
 
 /// The largest number of entries in the queue.
 const QUEUE_MAX: usize = 64;
@@ -53,8 +53,8 @@ pub(super) struct Sample {
 impl Sample {
     /// Starts the comparing task. It ends when `stop` is dropped.
     pub(super) fn start(
-        shared: Arc<Shared>,
-        writer: Writer,
+        shared: Arc<FilterState>,
+        writer: WriteQueue,
         every: u32,
         stop: watch::Receiver<()>,
     ) -> (Self, JoinHandle<()>) {
@@ -77,8 +77,8 @@ impl Sample {
 
 #[derive(Debug)]
 struct Repairer {
-    shared: Arc<Shared>,
-    writer: Writer,
+    shared: Arc<FilterState>,
+    writer: WriteQueue,
 }
 
 impl Repairer {
@@ -154,9 +154,9 @@ impl Repairer {
     /// Restores the outcome of an attempt that the authority has as unfinished. It is settled as a
     /// late outcome.
     async fn give_back(&self, entry: &Arc<Record>) -> Result<(), StoreError> {
-        let Some(verb) = outcome(entry) else { return Ok(()) };
+        let Some(transition) = outcome(entry) else { return Ok(()) };
         let asked_at = self.shared.clock.monotonic();
-        match self.settle_in_authority(entry, verb).await? {
+        match self.settle_in_authority(entry, transition).await? {
             Settled::Done { record, .. } => {
                 self.writer.keep(&self.shared, &record, asked_at, true);
                 self.shared.counters.restored.increment(1);
@@ -176,7 +176,7 @@ impl Repairer {
         let looked = self.shared.look(std::iter::once(entry.id)).await;
         let still_there = matches!(
             looked.answers.get(&entry.id),
-            Some(Look::Hit(record)) if record.attempt == entry.attempt
+            Some(FilterContent::Hit(record)) if record.attempt == entry.attempt
         );
         let Some(expires_at) = entry.expires_at().filter(|_| still_there) else {
             return Ok(());
@@ -196,13 +196,13 @@ impl Repairer {
             // A fence is not below the authority's microseconds. By the authority's clock the
             // record may have expired, and then it must not be restored.
             Claimed::Granted { fence } if Timestamp::from_micros(fence.get()) >= expires_at => {
-                self.settle_in_authority(entry, Verb::Release).await?;
+                self.settle_in_authority(entry, Transition::Release).await?;
                 self.overrule(entry, None, asked_at);
                 Ok(())
             }
             // Forgotten between the lookup and the claim: it stays forgotten.
             Claimed::Granted { .. } if self.is_forgotten(entry.id).await => {
-                self.settle_in_authority(entry, Verb::Release).await.map(drop)
+                self.settle_in_authority(entry, Transition::Release).await.map(drop)
             }
             Claimed::Granted { .. } => self.give_back(entry).await,
             // Another node was quicker.
@@ -224,8 +224,12 @@ impl Repairer {
         matches!(found, Some(Ok(bytes)) if *bytes == *FORGOTTEN)
     }
 
-    async fn settle_in_authority(&self, entry: &Record, verb: Verb) -> Result<Settled, StoreError> {
-        let settlement = Settlement { id: entry.id, attempt: entry.attempt, verb };
+    async fn settle_in_authority(
+        &self,
+        entry: &Record,
+        transition: Transition,
+    ) -> Result<Settled, StoreError> {
+        let settlement = Settlement { id: entry.id, attempt: entry.attempt, transition };
         let answer = self.shared.authority.settle(vec![settlement]).await.pop();
         answer.unwrap_or_else(|| Err(super::no_answer()))
     }
@@ -253,10 +257,10 @@ fn is_released(record: &Record) -> bool {
 }
 
 /// Returns the verb that the attempt was settled with.
-fn outcome(record: &Record) -> Option<Verb> {
+fn outcome(record: &Record) -> Option<Transition> {
     match &record.state {
-        State::Completed { recording, .. } => Some(Verb::Complete(recording.clone())),
-        State::Failed { failure, .. } => Some(Verb::Fail(failure.clone())),
+        State::Completed { recording, .. } => Some(Transition::Complete(recording.clone())),
+        State::Failed { failure, .. } => Some(Transition::Fail(failure.clone())),
         _ => None,
     }
 }

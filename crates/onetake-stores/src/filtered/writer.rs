@@ -12,9 +12,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use onetake_core::{Record, RecordId, State, StoreError, StoreErrorKind};
 
-use super::Shared;
+use super::FilterState;
 use super::entry::HEAD_BYTES;
-use super::link::{Change, Put};
+use super::link::{EntryWrite, Put};
 
 /// The largest number of queued writes.
 const QUEUE_MAX: usize = 4_096;
@@ -37,7 +37,7 @@ pub(super) const FORGOTTEN: &[u8] = b"-";
 
 /// A queued write.
 #[derive(Debug)]
-enum Write {
+enum QueuedWrite {
     /// Writes an entry for this record. `asked_at` is the time of the request to the authority, by
     /// the monotonic clock.
     Keep { record: Arc<Record>, asked_at: Duration, overwrite: bool },
@@ -49,14 +49,14 @@ enum Write {
 
 /// The queue of writes.
 #[derive(Clone, Debug)]
-pub(super) struct Writer {
-    queue: mpsc::Sender<Write>,
+pub(super) struct WriteQueue {
+    queue: mpsc::Sender<QueuedWrite>,
     bytes: Arc<AtomicUsize>,
 }
 
-impl Writer {
+impl WriteQueue {
     /// Starts the writing task. It ends with the last writer.
-    pub(super) fn start(shared: Arc<Shared>) -> Self {
+    pub(super) fn start(shared: Arc<FilterState>) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let bytes = Arc::new(AtomicUsize::new(0));
         tokio::spawn(drain(shared, waiting, Arc::clone(&bytes)));
@@ -67,7 +67,7 @@ impl Writer {
     /// `overwrite`, an existing entry stays.
     pub(super) fn keep(
         &self,
-        shared: &Shared,
+        shared: &FilterState,
         record: &Arc<Record>,
         asked_at: Duration,
         overwrite: bool,
@@ -81,7 +81,7 @@ impl Writer {
             shared.counters.dropped.increment(1);
             return;
         }
-        let write = Write::Keep { record: Arc::clone(record), asked_at, overwrite };
+        let write = QueuedWrite::Keep { record: Arc::clone(record), asked_at, overwrite };
         if self.queue.try_send(write).is_err() {
             self.bytes.fetch_sub(cost, Ordering::AcqRel);
             shared.counters.dropped.increment(1);
@@ -89,8 +89,8 @@ impl Writer {
     }
 
     /// Queues the deletion of an entry.
-    pub(super) fn delete(&self, shared: &Shared, id: RecordId) {
-        if self.queue.try_send(Write::Delete(id)).is_err() {
+    pub(super) fn delete(&self, shared: &FilterState, id: RecordId) {
+        if self.queue.try_send(QueuedWrite::Delete(id)).is_err() {
             shared.counters.dropped.increment(1);
         }
     }
@@ -99,7 +99,7 @@ impl Writer {
     pub(super) async fn forget(&self, ids: Vec<RecordId>) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         let gone = || StoreError::new(StoreErrorKind::Unavailable, "the filter is closed");
-        self.queue.send(Write::Forget(ids, reply)).await.map_err(|_| gone())?;
+        self.queue.send(QueuedWrite::Forget(ids, reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }
@@ -115,14 +115,18 @@ fn cost(record: &Record) -> usize {
     HEAD_BYTES + RECORD_BYTES + told + recording
 }
 
-async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc<AtomicUsize>) {
+async fn drain(
+    shared: Arc<FilterState>,
+    mut queue: mpsc::Receiver<QueuedWrite>,
+    bytes: Arc<AtomicUsize>,
+) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
         let mut changes = Changes::default();
         let mut replies = Vec::new();
         for write in batch.drain(..) {
             match write {
-                Write::Keep { record, asked_at, overwrite } => {
+                QueuedWrite::Keep { record, asked_at, overwrite } => {
                     bytes.fetch_sub(cost(&record), Ordering::AcqRel);
                     let age = shared.clock.monotonic().saturating_sub(asked_at);
                     match put(&shared, &record, overwrite) {
@@ -131,8 +135,8 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
                         None => {}
                     }
                 }
-                Write::Delete(id) => changes.delete(id),
-                Write::Forget(ids, reply) => {
+                QueuedWrite::Delete(id) => changes.delete(id),
+                QueuedWrite::Forget(ids, reply) => {
                     ids.iter().for_each(|id| changes.forget(*id));
                     replies.push((ids, reply));
                 }
@@ -149,32 +153,35 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
 
 /// The last change of each key in a batch. In a cluster nothing else keeps their order.
 #[derive(Debug, Default)]
-struct Changes(HashMap<RecordId, Change>);
+struct Changes(HashMap<RecordId, EntryWrite>);
 
 impl Changes {
     /// Adds an entry. A forgotten key stays forgotten. A replaced or deleted entry stays as it is,
     /// unless this entry overwrites it.
     fn put(&mut self, id: RecordId, put: Put) {
         match self.0.get(&id) {
-            Some(Change::Forget(_)) => {}
+            Some(EntryWrite::Forget(_)) => {}
             Some(_) if !put.overwrite => {}
-            _ => drop(self.0.insert(id, Change::Put(put))),
+            _ => drop(self.0.insert(id, EntryWrite::Put(put))),
         }
     }
 
     fn delete(&mut self, id: RecordId) {
-        if !matches!(self.0.get(&id), Some(Change::Forget(_))) {
-            self.0.insert(id, Change::Delete);
+        if !matches!(self.0.get(&id), Some(EntryWrite::Forget(_))) {
+            self.0.insert(id, EntryWrite::Delete);
         }
     }
 
     fn forget(&mut self, id: RecordId) {
-        self.0.insert(id, Change::Forget(FORGOTTEN_FOR));
+        self.0.insert(id, EntryWrite::Forget(FORGOTTEN_FOR));
     }
 }
 
 /// Makes the changes. Returns the errors, each with its key.
-async fn write(shared: &Shared, last: HashMap<RecordId, Change>) -> HashMap<RecordId, StoreError> {
+async fn write(
+    shared: &FilterState,
+    last: HashMap<RecordId, EntryWrite>,
+) -> HashMap<RecordId, StoreError> {
     let mut failed = HashMap::new();
     for portion in in_portions(last) {
         failed.extend(shared.link.change_many(&portion).await);
@@ -186,7 +193,7 @@ async fn write(shared: &Shared, last: HashMap<RecordId, Change>) -> HashMap<Reco
     failed
 }
 
-fn in_portions(changes: HashMap<RecordId, Change>) -> Vec<Vec<(RecordId, Change)>> {
+fn in_portions(changes: HashMap<RecordId, EntryWrite>) -> Vec<Vec<(RecordId, EntryWrite)>> {
     let mut portions: Vec<Vec<_>> = Vec::new();
     let mut bytes = 0_usize;
     for (id, change) in changes {
@@ -204,7 +211,7 @@ fn in_portions(changes: HashMap<RecordId, Change>) -> Vec<Vec<(RecordId, Change)
 }
 
 /// Returns the entry of a record, if it has time left before its end.
-fn put(shared: &Shared, record: &Arc<Record>, overwrite: bool) -> Option<Put> {
+fn put(shared: &FilterState, record: &Arc<Record>, overwrite: bool) -> Option<Put> {
     let now = shared.time.now();
     let until = record.expires_at()?.min(now.plus(shared.entry_age_max));
     let keep = until.since(now.plus(super::CLOCK_MARGIN));
@@ -234,7 +241,7 @@ mod tests {
             changes.put(id(), entry(overwrite));
             changes.delete(id());
             changes.put(id(), entry(overwrite));
-            assert!(matches!(changes.0.get(&id()), Some(Change::Forget(_))), "{changes:?}");
+            assert!(matches!(changes.0.get(&id()), Some(EntryWrite::Forget(_))), "{changes:?}");
         }
     }
 
@@ -243,8 +250,8 @@ mod tests {
         let mut changes = Changes::default();
         changes.delete(id());
         changes.put(id(), entry(false));
-        assert!(matches!(changes.0.get(&id()), Some(Change::Delete)), "{changes:?}");
+        assert!(matches!(changes.0.get(&id()), Some(EntryWrite::Delete)), "{changes:?}");
         changes.put(id(), entry(true));
-        assert!(matches!(changes.0.get(&id()), Some(Change::Put(_))), "{changes:?}");
+        assert!(matches!(changes.0.get(&id()), Some(EntryWrite::Put(_))), "{changes:?}");
     }
 }

@@ -3,21 +3,23 @@
 use bytes::{BufMut, Bytes, BytesMut};
 
 use onetake_core::codec::{DecodeError, Reader, put_slice};
-use onetake_core::{AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Settlement, Verb};
+use onetake_core::{
+    AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Settlement, Transition,
+};
 
 /// The first bytes of every file.
 pub(super) const TITLE: &[u8] = b"onetake journal 1\n";
 
 /// A digest that identifies the store that a file belongs to.
-pub(super) type Identity = [u8; 32];
+pub(super) type StoreDigest = [u8; 32];
 
-pub(super) type Read = Result<(Identity, Vec<Settlement>), DecodeError>;
+pub(super) type Decoded = Result<(StoreDigest, Vec<Settlement>), DecodeError>;
 
 /// Encodes settlements into files. A file contains the title, the store's identity, settlements
 /// (each after its length), and a digest of everything before it. A file takes no more settlements
 /// once it has at least `bytes` bytes.
 pub(super) fn encode(
-    store: &Identity,
+    store: &StoreDigest,
     settlements: &[Settlement],
     bytes: usize,
 ) -> impl Iterator<Item = Bytes> {
@@ -38,7 +40,7 @@ pub(super) fn encode(
     })
 }
 
-pub(super) fn decode(mut bytes: Bytes) -> Read {
+pub(super) fn decode(mut bytes: Bytes) -> Decoded {
     let cut = DecodeError::new("it is cut");
     let end = bytes.len().checked_sub(32).ok_or(cut.clone())?;
     let digest = bytes.split_off(end);
@@ -59,25 +61,28 @@ fn encode_one(settlement: &Settlement) -> Bytes {
     let mut out = BytesMut::new();
     out.put_slice(settlement.id.as_bytes());
     out.put_slice(settlement.attempt.as_bytes());
-    match &settlement.verb {
-        Verb::Complete(recording) => {
+    match &settlement.transition {
+        Transition::Complete(recording) => {
             out.put_u8(1);
             put_slice(&mut out, &recording.head);
             out.put_u8(u8::from(recording.body.is_some()));
             put_slice(&mut out, recording.body.as_deref().unwrap_or_default());
         }
-        Verb::Fail(failure) => {
+        Transition::Fail(failure) => {
             out.put_u8(2);
             put_slice(&mut out, failure.code.as_bytes());
             put_slice(&mut out, failure.detail.as_bytes());
         }
-        Verb::Release => out.put_u8(3),
+        Transition::Release => out.put_u8(3),
         // The cause is written as text. The decoded outcome is still unknown.
-        Verb::Unknown(cause) => {
+        Transition::Unknown(cause) => {
             out.put_u8(4);
             put_slice(&mut out, cause.to_string().as_bytes());
         }
-        Verb::Renew | Verb::Abandon | Verb::Defer(_) | Verb::Forget => out.put_u8(0),
+        Transition::Renew
+        | Transition::ExpireLease
+        | Transition::PostponeReconcile(_)
+        | Transition::Forget => out.put_u8(0),
     }
     out.freeze()
 }
@@ -86,20 +91,20 @@ fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
     let mut from = Reader(bytes);
     let id = RecordId::from_bytes(from.array("id")?);
     let attempt = AttemptId::from_bytes(from.array("attempt")?);
-    let verb = match from.u8("verb")? {
+    let transition = match from.u8("verb")? {
         // A verb that only mattered while the attempt ran.
-        0 => Verb::Renew,
+        0 => Transition::Renew,
         1 => {
             let head = from.slice("head")?;
             let kept = from.u8("body flag")? == 1;
             let body = from.slice("body")?;
-            Verb::Complete(Recording { head, body: kept.then_some(body) })
+            Transition::Complete(Recording { head, body: kept.then_some(body) })
         }
-        2 => Verb::Fail(Failure { code: from.text("code")?, detail: from.text("detail")? }),
-        3 => Verb::Release,
-        4 => Verb::Unknown(Cause::from_text(from.text("cause")?)),
+        2 => Transition::Fail(Failure { code: from.text("code")?, detail: from.text("detail")? }),
+        3 => Transition::Release,
+        4 => Transition::Unknown(Cause::from_text(from.text("cause")?)),
         _ => return Err(DecodeError::new("verb")),
     };
     from.end()?;
-    Ok(Settlement { id, attempt, verb })
+    Ok(Settlement { id, attempt, transition })
 }

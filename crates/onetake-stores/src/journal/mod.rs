@@ -15,10 +15,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use onetake_core::codec::DecodeError;
-use onetake_core::engine::{Journal, Kept};
+use onetake_core::engine::{Journal, JournalBatch};
 use onetake_core::{Fingerprint, Rng, Settlement, Store, StoreError, StoreErrorKind, SystemRng};
 
-use codec::{Identity, TITLE, decode, encode};
+use codec::{StoreDigest, TITLE, decode, encode};
 
 use crate::folders;
 
@@ -36,7 +36,7 @@ const FILE_BYTES_MAX: u64 = (5 << 30) + FILE_BYTES as u64;
 #[derive(Debug)]
 pub struct FileJournal {
     folder: Arc<Path>,
-    store: Identity,
+    store: StoreDigest,
 }
 
 impl FileJournal {
@@ -104,7 +104,7 @@ impl Journal for FileJournal {
             .boxed()
     }
 
-    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         let (folder, store) = (Arc::clone(&self.folder), self.store);
         blocking(move || {
             let file = folder.join(name);
@@ -184,7 +184,7 @@ fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Lists the files that belong to this store, or are too damaged to tell.
-fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
+fn names(folder: &Path, store: &StoreDigest) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
@@ -210,7 +210,7 @@ fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
 }
 
 /// Returns true if a file belongs to another store. A damaged file may belong to any store.
-fn is_of_another(path: &Path, store: &Identity) -> io::Result<bool> {
+fn is_of_another(path: &Path, store: &StoreDigest) -> io::Result<bool> {
     let mut head = Vec::new();
     let length = TITLE.len() + store.len();
     File::open(path)?.take(length as u64).read_to_end(&mut head)?;
@@ -224,7 +224,7 @@ fn is_whole(path: &Path) -> io::Result<bool> {
     Ok(fs::metadata(path)?.len() <= FILE_BYTES_MAX && decode(fs::read(path)?.into()).is_ok())
 }
 
-fn read(path: &Path, store: &Identity) -> io::Result<Option<Kept>> {
+fn read(path: &Path, store: &StoreDigest) -> io::Result<Option<JournalBatch>> {
     let found = match fs::metadata(path) {
         Ok(found) if found.len() > FILE_BYTES_MAX => {
             Ok(Err(DecodeError::new("it is larger than a journal's file can be")))
@@ -234,14 +234,14 @@ fn read(path: &Path, store: &Identity) -> io::Result<Option<Kept>> {
     };
     match found {
         Ok(Ok((of, settlements))) => {
-            Ok((of == *store).then_some(Kept { settlements, is_whole: true }))
+            Ok((of == *store).then_some(JournalBatch { settlements, is_whole: true }))
         }
         Ok(Err(error)) => {
             tracing::error!(
                 file = %path.display(), %error,
                 "a file of the journal is damaged: the outcomes in it are unknown; move it away to end this message"
             );
-            Ok(Some(Kept::default()))
+            Ok(Some(JournalBatch::default()))
         }
         // Another process of this folder was faster.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -252,26 +252,26 @@ fn read(path: &Path, store: &Identity) -> io::Result<Option<Kept>> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use onetake_core::{AttemptId, Cause, Failure, RecordId, Recording, Verb};
+    use onetake_core::{AttemptId, Cause, Failure, RecordId, Recording, Transition};
 
     use super::*;
 
     fn settlements() -> Vec<Settlement> {
-        let of = |number, verb| Settlement {
+        let of = |number, transition| Settlement {
             id: RecordId::from_bytes([number; 16]),
             attempt: AttemptId::from_bytes([number + 1; 16]),
-            verb,
+            transition,
         };
         vec![
-            of(1, Verb::Complete(Recording::new("paid"))),
-            of(2, Verb::Complete(Recording { head: "201".into(), body: None })),
-            of(3, Verb::Fail(Failure { code: "c".into(), detail: "d".into() })),
-            of(4, Verb::Release),
-            of(5, Verb::Unknown(Cause::Reported("odd".into()))),
+            of(1, Transition::Complete(Recording::new("paid"))),
+            of(2, Transition::Complete(Recording { head: "201".into(), body: None })),
+            of(3, Transition::Fail(Failure { code: "c".into(), detail: "d".into() })),
+            of(4, Transition::Release),
+            of(5, Transition::Unknown(Cause::Reported("odd".into()))),
         ]
     }
 
-    async fn all(journal: &FileJournal) -> Vec<Kept> {
+    async fn all(journal: &FileJournal) -> Vec<JournalBatch> {
         let mut all = Vec::new();
         for name in journal.names().await.unwrap() {
             all.extend(journal.read(name).await.unwrap());
@@ -288,7 +288,7 @@ mod tests {
         journal.keep(settlements()).await.unwrap();
         journal.keep(settlements()).await.unwrap();
         let again = FileJournal::open(&place, &[1; 32]).unwrap();
-        let kept = Kept { settlements: settlements(), is_whole: true };
+        let kept = JournalBatch { settlements: settlements(), is_whole: true };
         assert_eq!(all(&again).await, [kept.clone(), kept.clone()]);
         let first = again.names().await.unwrap()[0].clone();
         journal.let_go(first.clone()).await.unwrap();
@@ -312,7 +312,7 @@ mod tests {
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&file, bytes).unwrap();
         assert_eq!(journal.names().await.unwrap().len(), 1);
-        assert_eq!(all(&journal).await, [Kept::default()], "nobody knows what was in it");
+        assert_eq!(all(&journal).await, [JournalBatch::default()], "nobody knows what was in it");
     }
 
     #[tokio::test]
@@ -339,10 +339,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
         let body = Bytes::from(vec![7; 65 << 20]);
-        let large = Verb::Complete(Recording { head: Bytes::new(), body: Some(body) });
-        let large = Settlement { verb: large, ..settlements().remove(0) };
+        let large = Transition::Complete(Recording { head: Bytes::new(), body: Some(body) });
+        let large = Settlement { transition: large, ..settlements().remove(0) };
         journal.keep(vec![large.clone()]).await.unwrap();
-        let kept = Kept { settlements: vec![large], is_whole: true };
+        let kept = JournalBatch { settlements: vec![large], is_whole: true };
         assert!(all(&journal).await == [kept], "the largest settlement fits into a file");
     }
 
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_verb_that_mattered_only_while_it_ran_is_read() {
-        let renewed = Settlement { verb: Verb::Renew, ..settlements().remove(0) };
+        let renewed = Settlement { transition: Transition::Renew, ..settlements().remove(0) };
         let written = encode(&[1; 32], std::slice::from_ref(&renewed), 100).next().unwrap();
         assert_eq!(decode(written).unwrap(), ([1; 32], vec![renewed]));
     }

@@ -11,8 +11,8 @@ use onetake_core::store::Answers;
 use onetake_core::{RecordId, StoreError};
 
 use super::PostgresStore;
-use super::fault::Fault;
-use super::pool::Link;
+use super::pool::PooledConnection;
+use super::statement_error::StatementError;
 
 /// The largest number of items in one statement.
 const ITEMS_MAX: usize = 512;
@@ -102,7 +102,7 @@ pub(super) const LOCK_TIMEOUT: &str = "50ms";
 
 /// The behaviour of a statement towards rows that another transaction holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(super) enum LockMode {
     /// Many items. The whole statement fails if another transaction claims one of them at the same
     /// moment.
     Quick,
@@ -112,7 +112,7 @@ pub(super) enum Manner {
     Alone(u32),
 }
 
-impl Manner {
+impl LockMode {
     /// The longest wait for a lock.
     pub(super) fn lock_timeout(self) -> String {
         match self {
@@ -144,10 +144,10 @@ pub(super) trait Batched: Sync {
     /// Sends these items, all with different ids, as one statement.
     fn send(
         store: &PostgresStore,
-        link: &Link<'_>,
+        link: &PooledConnection<'_>,
         items: &[&Self],
-        manner: Manner,
-    ) -> impl Future<Output = Result<Sent<Self::Answer>, Fault>> + Send;
+        manner: LockMode,
+    ) -> impl Future<Output = Result<Sent<Self::Answer>, StatementError>> + Send;
 }
 
 /// Sends a batch: most items together, held and refused ones one by one.
@@ -157,7 +157,7 @@ pub(super) async fn drive<T: Batched>(store: &PostgresStore, items: &[T]) -> Ans
     for statement in statements(&sizes) {
         driven.statement(statement).await;
     }
-    let unanswered = || Err(Fault::Again.for_one());
+    let unanswered = || Err(StatementError::Again.for_one());
     driven.answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
 }
 
@@ -179,7 +179,7 @@ impl<T: Batched> Driven<'_, T> {
         // These keys were held a moment ago. Each gets one short try, up to `TOUCHED_MAX` of them.
         let untried = apart.split_off(apart.len().min(TOUCHED_MAX));
         self.singly(apart, 1).await;
-        let held = untried.iter().map(|_| Some(Err(Fault::Held.for_one()))).collect();
+        let held = untried.iter().map(|_| Some(Err(StatementError::Held.for_one()))).collect();
         self.fill(&untried, held);
     }
 
@@ -190,16 +190,23 @@ impl<T: Batched> Driven<'_, T> {
         }
         let items: Vec<&T> = positions.iter().filter_map(|at| self.items.get(*at)).collect();
         let sent = match self.store.pool.link().await {
-            Ok(link) => match T::send(self.store, &link, &items, Manner::Quick).await {
-                Err(Fault::Taken) => T::send(self.store, &link, &items, Manner::Together).await,
+            Ok(link) => match T::send(self.store, &link, &items, LockMode::Quick).await {
+                Err(StatementError::Taken) => {
+                    T::send(self.store, &link, &items, LockMode::Together).await
+                }
                 sent => sent,
             },
-            Err(error) => Err(Fault::Store(error)),
+            Err(error) => Err(StatementError::Store(error)),
         };
         match sent {
             Ok(answers) => self.fill(&positions, answers),
-            Err(Fault::Held | Fault::Refused(_) | Fault::Again | Fault::Taken) => positions,
-            Err(Fault::Trouble(error) | Fault::Store(error)) => {
+            Err(
+                StatementError::Held
+                | StatementError::Refused(_)
+                | StatementError::Again
+                | StatementError::Taken,
+            ) => positions,
+            Err(StatementError::Trouble(error) | StatementError::Store(error)) => {
                 self.fail(&positions, &error);
                 Vec::new()
             }
@@ -222,26 +229,27 @@ impl<T: Batched> Driven<'_, T> {
             let (store, link) = (self.store, &link);
             let items = positions.iter().filter_map(|at| self.items.get(*at));
             let tried = join_all(items.map(|item| async move {
-                match T::send(store, link, &[item], Manner::Alone(millis)).await {
-                    Ok(mut answers) => answers.pop().flatten().ok_or(Fault::Again),
+                match T::send(store, link, &[item], LockMode::Alone(millis)).await {
+                    Ok(mut answers) => answers.pop().flatten().ok_or(StatementError::Again),
                     Err(fault) => Err(fault),
                 }
             }))
             .await;
-            let held = tried.iter().filter(|tried| matches!(tried, Err(Fault::Held))).count();
+            let held =
+                tried.iter().filter(|tried| matches!(tried, Err(StatementError::Held))).count();
             waited += millis.saturating_mul(u32::try_from(held).unwrap_or(u32::MAX));
             let last = round + 1 == AGAIN_MAX;
-            let give_up = round + 1 >= rounds || waited >= ROUND_MILLIS;
+            let abort = round + 1 >= rounds || waited >= ROUND_MILLIS;
             let mut again = Vec::new();
             for (at, tried) in positions.into_iter().zip(tried) {
                 match tried {
-                    Err(Fault::Again) if !last => again.push(at),
-                    Err(Fault::Held) if !give_up => again.push(at),
-                    Err(Fault::Held) => {
+                    Err(StatementError::Again) if !last => again.push(at),
+                    Err(StatementError::Held) if !abort => again.push(at),
+                    Err(StatementError::Held) => {
                         if let Some(item) = self.items.get(at) {
                             store.held.add(item.id(), store.clock.monotonic());
                         }
-                        self.fail(&[at], &Fault::Held.for_one());
+                        self.fail(&[at], &StatementError::Held.for_one());
                     }
                     Err(fault) => self.fail(&[at], &fault.for_one()),
                     Ok(answer) => {

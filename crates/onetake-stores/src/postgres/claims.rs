@@ -8,11 +8,11 @@ use onetake_core::{Claim, Claimed, OnUnknown, RecordId, StoreError};
 use tokio_postgres::types::Type;
 
 use super::PostgresStore;
-use super::batch::{Batched, Manner, Sent};
-use super::fault::{Effect, Fault};
-use super::pool::Link;
-use super::rows::{Answer, Kind, column, fingerprint};
+use super::batch::{Batched, LockMode, Sent};
+use super::pool::PooledConnection;
+use super::rows::{RecordRow, RowKind, column, fingerprint};
 use super::sql::CLAIM;
+use super::statement_error::{Effect, StatementError};
 
 impl Batched for Claim {
     type Answer = Claimed;
@@ -27,10 +27,10 @@ impl Batched for Claim {
 
     async fn send(
         store: &PostgresStore,
-        link: &Link<'_>,
+        link: &PooledConnection<'_>,
         items: &[&Self],
-        manner: Manner,
-    ) -> Result<Sent<Claimed>, Fault> {
+        manner: LockMode,
+    ) -> Result<Sent<Claimed>, StatementError> {
         let ids: Vec<&[u8]> = items.iter().map(|claim| claim.id.as_bytes().as_slice()).collect();
         let attempts: Vec<&[u8]> =
             items.iter().map(|claim| claim.attempt.as_bytes().as_slice()).collect();
@@ -52,9 +52,9 @@ impl Batched for Claim {
         let origins: Vec<&[u8]> = origins.iter().map(AsRef::as_ref).collect();
         let in_touch = store.in_touch();
         let manner_column: i16 = match manner {
-            Manner::Quick => 0,
-            Manner::Together => 1,
-            Manner::Alone(_) => 2,
+            LockMode::Quick => 0,
+            LockMode::Together => 1,
+            LockMode::Alone(_) => 2,
         };
         let rows = link
             .query(
@@ -79,15 +79,15 @@ impl Batched for Claim {
             .await?;
         let mut answers: HashMap<RecordId, Result<Claimed, StoreError>> = HashMap::new();
         for row in rows {
-            let answer = Answer::read(row).map_err(Fault::Trouble)?;
+            let answer = RecordRow::read(row).map_err(StatementError::Trouble)?;
             store.heard(answer.now);
             let granted = Claimed::Granted { fence: answer.fence() };
             let claimed = match answer.kind {
-                Kind::AllDone => {
+                RowKind::AllDone => {
                     return Ok(items.iter().map(|_| Some(Ok(granted.clone()))).collect());
                 }
-                Kind::Done => Ok(granted),
-                Kind::Stands => answer
+                RowKind::Done => Ok(granted),
+                RowKind::Stands => answer
                     .record()
                     .map(|record| Claimed::Found { record: Arc::new(record), now: answer.now }),
             };

@@ -6,9 +6,9 @@ use onetake_core::StoreError;
 
 use super::PostgresStore;
 use super::address::Tls;
-use super::fault::{Effect, Fault, missing};
 use super::rows::get;
 use super::schema;
+use super::statement_error::{Effect, StatementError, missing};
 use crate::diagnosis::{Diagnosis, Finding};
 
 /// The number of round trips that are measured.
@@ -34,12 +34,13 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
     let mut trips = Vec::new();
     for _ in 0..ROUND_TRIPS {
         let begun = store.clock.monotonic();
-        store.pool.query("SELECT 1", &[], Effect::Reads).await.map_err(Fault::for_one)?;
+        store.pool.query("SELECT 1", &[], Effect::Reads).await.map_err(StatementError::for_one)?;
         trips.push(store.clock.monotonic().saturating_sub(begun));
     }
     trips.sort();
     let round_trip = trips.get(trips.len() / 2).copied().unwrap_or_default();
-    let rows = store.pool.query(SETTINGS, &[], Effect::Reads).await.map_err(Fault::for_one)?;
+    let rows =
+        store.pool.query(SETTINGS, &[], Effect::Reads).await.map_err(StatementError::for_one)?;
     let here = store.clock.now();
     let Some(row) = rows.first() else {
         return Ok(Diagnosis::new("PostgreSQL", round_trip, None, Vec::new()));

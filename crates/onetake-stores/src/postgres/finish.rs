@@ -11,7 +11,7 @@ pub const STALE_SQLSTATE: &str = "OT001";
 pub(super) const FINISH: &str = "SELECT onetake_finish_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
 /// Messages as columns, one for each field.
-pub(super) struct Columns<'a> {
+pub(super) struct MessageColumns<'a> {
     pub(super) ids: Vec<Vec<u8>>,
     pub(super) lanes: Vec<i16>,
     pub(super) orders: Vec<&'a str>,
@@ -20,7 +20,7 @@ pub(super) struct Columns<'a> {
     pub(super) payloads: Vec<&'a [u8]>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> MessageColumns<'a> {
     pub(super) fn of(attempt: &Attempt, messages: &'a [Message]) -> Self {
         let id = |number| MessageId::of(attempt.id, attempt.fence, number).as_bytes().to_vec();
         Self {
@@ -50,7 +50,7 @@ pub async fn finish(
 ) -> Result<(), FinishError<tokio_postgres::Error>> {
     let Completion { recording, messages, .. } = completion;
     Message::check(messages)?;
-    let columns = Columns::of(attempt, messages);
+    let columns = MessageColumns::of(attempt, messages);
     let (id, of): (&[u8], &[u8]) = (attempt.id.as_bytes(), attempt.attempt.as_bytes());
     let (head, body): (&[u8], Option<&[u8]>) = (&recording.head, recording.body.as_deref());
     let parameters: [(&(dyn ToSql + Sync), Type); 10] = [

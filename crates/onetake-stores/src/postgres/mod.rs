@@ -9,13 +9,12 @@
 //! and `rows` for the answers.
 
 mod address;
+mod audit;
 mod batch;
 mod claims;
 mod doctor;
 mod driver;
-mod fault;
 mod finish;
-mod notes;
 mod outbox;
 mod pool;
 mod rows;
@@ -24,6 +23,7 @@ mod settles;
 mod sql;
 #[cfg(feature = "sqlx")]
 pub mod sqlx;
+mod statement_error;
 mod tls;
 mod transactional;
 mod upkeep;
@@ -36,9 +36,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use onetake_core::audit::{AuditEntry, AuditPage};
 use onetake_core::clock::micros;
 use onetake_core::decide::Contact;
-use onetake_core::note::{Note, Notes};
 use onetake_core::store::{
     Answers, AuditLog, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex, Sealing,
     SharedSecrets, Swept,
@@ -52,9 +52,9 @@ use tokio_postgres::types::Type;
 use crate::diagnosis::Diagnosis;
 use address::Address;
 use batch::Held;
-use fault::{Effect, Fault};
 use pool::{Demands, Parameters, Pool};
-use rows::Answer;
+use rows::RecordRow;
+use statement_error::{Effect, StatementError};
 
 pub use driver::{ClientTransaction, TokioPostgres};
 pub use finish::{STALE_SQLSTATE, finish};
@@ -201,7 +201,7 @@ impl PostgresStore {
                 .pool
                 .query(schema::SECRET, &parameters, Effect::Writes)
                 .await
-                .map_err(Fault::for_one)?;
+                .map_err(StatementError::for_one)?;
             if let Some(row) = rows.first() {
                 let found: &[u8] = rows::get(row, 0)?;
                 return found.try_into().map_err(|_| StoreError::damaged_secret(name));
@@ -272,7 +272,7 @@ impl PostgresStore {
         parameters: &Parameters<'_>,
     ) -> Result<Vec<RecordId>, StoreError> {
         let rows = self.pool.query(sql, parameters, Effect::Reads).await;
-        let rows = rows.map_err(Fault::for_one)?;
+        let rows = rows.map_err(StatementError::for_one)?;
         rows.iter().map(|row| rows::array(row, 0).map(RecordId::from_bytes)).collect()
     }
 
@@ -290,8 +290,8 @@ impl PostgresStore {
                 Effect::Reads,
             )
             .await;
-        let found = rows.map_err(Fault::for_one).and_then(|rows| {
-            let answers = rows.into_iter().map(Answer::read);
+        let found = rows.map_err(StatementError::for_one).and_then(|rows| {
+            let answers = rows.into_iter().map(RecordRow::read);
             answers
                 .map(|answer| {
                     answer.map(|answer| {
@@ -301,7 +301,7 @@ impl PostgresStore {
                 })
                 .collect()
         });
-        let found: HashMap<RecordId, Answer> = match found {
+        let found: HashMap<RecordId, RecordRow> = match found {
             Ok(found) => found,
             Err(error) => return ids.iter().map(|_| Err(error.clone())).collect(),
         };
@@ -341,7 +341,7 @@ impl Store for PostgresStore {
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
             let asked = self.pool.query("SELECT FROM onetake_floor", &[], Effect::Reads);
-            asked.await.map(drop).map_err(Fault::for_one)
+            asked.await.map(drop).map_err(StatementError::for_one)
         }
         .boxed()
     }
@@ -363,17 +363,17 @@ impl RecordIndex for PostgresStore {
 }
 
 impl AuditLog for PostgresStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        notes::write(self, note).boxed()
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        audit::write(self, entry).boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        notes::read(self, of, from, limit).boxed()
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        audit::read(self, of, from, limit).boxed()
     }
 }
 

@@ -6,17 +6,17 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::outbox::{
-    COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, Parked, Turn,
-    Waiting,
+    COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, ParkedMessage,
+    PendingMessage, Turn,
 };
 use onetake_core::{Rng, StoreError, StoreErrorKind};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
 use super::PostgresStore;
-use super::fault::{Effect, Fault};
 use super::pool::Parameters;
 use super::rows::{array, column, get, timestamp, unsigned};
+use super::statement_error::{Effect, StatementError};
 
 /// The longest wait for a lane that another relay is about to take. A relay holds that lock for a
 /// moment only.
@@ -72,11 +72,11 @@ impl PostgresStore {
         let mut pause = AGAIN_PAUSE_MIN;
         loop {
             match self.pool.query(sql, parameters, effect).await {
-                Err(Fault::Again) if self.clock.monotonic() < until => {
+                Err(StatementError::Again) if self.clock.monotonic() < until => {
                     self.clock.sleep(jittered(&*self.rng, pause)).await;
                     pause = (pause * 2).min(AGAIN_PAUSE_MAX);
                 }
-                answer => return answer.map_err(Fault::for_one),
+                answer => return answer.map_err(StatementError::for_one),
             }
         }
     }
@@ -210,20 +210,20 @@ impl PostgresStore {
         sql: &str,
         behind: u64,
         limit: usize,
-    ) -> Result<Vec<Parked>, StoreError> {
+    ) -> Result<Vec<ParkedMessage>, StoreError> {
         let behind = i64::try_from(behind).unwrap_or(i64::MAX);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let parameters: &Parameters<'_> = &[(&behind, Type::INT8), (&limit, Type::INT8)];
         let rows = self.outbox(sql, parameters, Effect::Reads).await?;
         let one = |row| {
             let at = timestamp(get(row, 10)?);
-            Ok(Parked { waiting: parked(row)?, at, error: get::<String>(row, 11)? })
+            Ok(ParkedMessage { waiting: parked(row)?, at, error: get::<String>(row, 11)? })
         };
         rows.iter().map(one).collect()
     }
 }
 
-fn waiting(row: &Row) -> Result<Waiting, StoreError> {
+fn waiting(row: &Row) -> Result<PendingMessage, StoreError> {
     let headers = Bytes::copy_from_slice(get(row, 6)?);
     let headers = Message::headers_from_bytes(headers).map_err(|_| odd("headers"))?;
     read(row, MessageId::from_bytes(array(row, 3)?), headers)
@@ -231,14 +231,18 @@ fn waiting(row: &Row) -> Result<Waiting, StoreError> {
 
 /// Reads a parked message. It may be parked because it is unreadable; then its readable parts are
 /// returned.
-fn parked(row: &Row) -> Result<Waiting, StoreError> {
+fn parked(row: &Row) -> Result<PendingMessage, StoreError> {
     waiting(row).or_else(|_| {
         read(row, MessageId::from_bytes(array(row, 3).unwrap_or_default()), Vec::new())
     })
 }
 
-fn read(row: &Row, id: MessageId, headers: Vec<(String, String)>) -> Result<Waiting, StoreError> {
-    Ok(Waiting {
+fn read(
+    row: &Row,
+    id: MessageId,
+    headers: Vec<(String, String)>,
+) -> Result<PendingMessage, StoreError> {
+    Ok(PendingMessage {
         place: unsigned(get(row, 2)?),
         id,
         message: Message {
@@ -294,11 +298,19 @@ impl Outbox for PostgresStore {
         self.count().boxed()
     }
 
-    fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+    fn parked(
+        &self,
+        behind: u64,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>> {
         self.read_parked(PARKED, behind, limit).boxed()
     }
 
-    fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+    fn failing(
+        &self,
+        behind: u64,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>> {
         self.read_parked(FAILING, behind, limit).boxed()
     }
 

@@ -16,7 +16,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::PostgresOptions;
 use super::address::Address;
-use super::fault::{Effect, Fault};
+use super::statement_error::{Effect, StatementError};
 use super::{schema, tls};
 use crate::breaker::Breaker;
 
@@ -100,19 +100,19 @@ impl Pool {
         sql: &str,
         parameters: &Parameters<'_>,
         effect: Effect,
-    ) -> Result<Vec<Row>, Fault> {
+    ) -> Result<Vec<Row>, StatementError> {
         let mut again = 0;
         loop {
-            let link = self.link().await.map_err(Fault::Store)?;
+            let link = self.link().await.map_err(StatementError::Store)?;
             match link.query(sql, parameters, effect).await {
-                Err(Fault::Again) if again < AGAIN_MAX => again += 1,
+                Err(StatementError::Again) if again < AGAIN_MAX => again += 1,
                 answer => return answer,
             }
         }
     }
 
     /// Returns a connection. It goes back to the pool when the link is dropped.
-    pub(super) async fn link(&self) -> Result<Link<'_>, StoreError> {
+    pub(super) async fn link(&self) -> Result<PooledConnection<'_>, StoreError> {
         self.breaker.enter()?;
         let permit = self.within(self.command_timeout, self.permits.acquire()).await;
         let Some(Ok(permit)) = permit else {
@@ -129,7 +129,12 @@ impl Pool {
             Some(client) => client,
             None => self.connect().await.inspect_err(|error| self.breaker.failed(error))?,
         };
-        Ok(Link { client: Some(client), bad: AtomicBool::new(false), pool: self, _permit: permit })
+        Ok(PooledConnection {
+            client: Some(client),
+            bad: AtomicBool::new(false),
+            pool: self,
+            _permit: permit,
+        })
     }
 
     async fn connect(&self) -> Result<Client, StoreError> {
@@ -142,7 +147,7 @@ impl Pool {
             )
         })?;
         let (client, connection) =
-            connected.map_err(|error| Fault::of_connecting(error, &server))?;
+            connected.map_err(|error| StatementError::of_connecting(error, &server))?;
         tokio::spawn(async move {
             if let Err(error) = connection.await {
                 tracing::debug!(%error, "a connection to PostgreSQL ended");
@@ -179,7 +184,7 @@ impl Pool {
 }
 
 /// A connection that is in use. It goes back to the pool when it is dropped, if it is still good.
-pub(super) struct Link<'a> {
+pub(super) struct PooledConnection<'a> {
     client: Option<Client>,
     /// True if an answer was lost on it, or if the server is not in a state to serve.
     bad: AtomicBool,
@@ -187,7 +192,7 @@ pub(super) struct Link<'a> {
     _permit: SemaphorePermit<'a>,
 }
 
-impl Drop for Link<'_> {
+impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
         if let Some(client) = self.client.take()
             && !self.bad.load(Ordering::Acquire)
@@ -199,31 +204,31 @@ impl Drop for Link<'_> {
     }
 }
 
-impl Link<'_> {
+impl PooledConnection<'_> {
     /// Sends a statement. Concurrent statements are pipelined, each in its own transaction.
     pub(super) async fn query(
         &self,
         sql: &str,
         parameters: &Parameters<'_>,
         effect: Effect,
-    ) -> Result<Vec<Row>, Fault> {
+    ) -> Result<Vec<Row>, StatementError> {
         let Some(client) = &self.client else {
-            return Err(Fault::Store(effect.lost("the connection to PostgreSQL is gone")));
+            return Err(StatementError::Store(effect.lost("the connection to PostgreSQL is gone")));
         };
         let pool = self.pool;
         // If the caller is cancelled here, an answer is still on its way on this connection.
         self.bad.store(true, Ordering::Release);
         let asked = pool.within(pool.command_timeout, client.query_typed(sql, parameters)).await;
         let answer = match asked {
-            Some(answer) => answer.map_err(|error| Fault::of_statement(error, effect)),
+            Some(answer) => answer.map_err(|error| StatementError::of_statement(error, effect)),
             // The statement is not cancelled. A cancelled commit that waits for a synchronous
             // standby would become visible although no standby has it.
             None => {
                 let why = format!("PostgreSQL did not answer within {:?}", pool.command_timeout);
-                Err(Fault::Store(effect.lost(&why)))
+                Err(StatementError::Store(effect.lost(&why)))
             }
         };
-        match answer.as_ref().err().and_then(Fault::away) {
+        match answer.as_ref().err().and_then(StatementError::away) {
             Some(error) => pool.breaker.failed(error),
             None => {
                 self.bad.store(false, Ordering::Release);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use onetake_core::clock::{Timestamp, micros};
-use onetake_core::origin::History;
+use onetake_core::origin::AttemptHistory;
 use onetake_core::{
     AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Origin, Record, RecordId, Recording,
     State, StoreError, StoreErrorKind, Terms,
@@ -18,7 +18,7 @@ const DURATION_MAX: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
 /// The meaning of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RowKind {
     /// The item was done.
     Done,
     /// The item was not done. This is its current record.
@@ -29,8 +29,8 @@ pub(super) enum Kind {
 }
 
 /// The row that statements on records return, one for each record.
-pub(super) struct Answer {
-    pub(super) kind: Kind,
+pub(super) struct RecordRow {
+    pub(super) kind: RowKind,
     /// The server's time when it read the record.
     pub(super) now: Timestamp,
     /// Claims: the fence that was granted. Settlements: the expiry of the record.
@@ -74,18 +74,18 @@ struct Texts<'a> {
     detail: Option<&'a [u8]>,
 }
 
-impl Answer {
+impl RecordRow {
     pub(super) fn read(row: Row) -> Result<Self, StoreError> {
         let kind = match get::<i16>(&row, KIND)? {
-            0 => Kind::Done,
-            1 => Kind::Stands,
-            2 => Kind::AllDone,
+            0 => RowKind::Done,
+            1 => RowKind::Stands,
+            2 => RowKind::AllDone,
             _ => return Err(odd("kind")),
         };
         let now = timestamp(get(&row, NOW)?);
         let number = get(&row, NUMBER)?;
         let id = match kind {
-            Kind::AllDone => RecordId::from_bytes([0; 16]),
+            RowKind::AllDone => RecordId::from_bytes([0; 16]),
             _ => RecordId::from_bytes(array(&row, ID)?),
         };
         Ok(Self { kind, now, number, id, row })
@@ -188,7 +188,7 @@ impl Answer {
             origin: Origin::from_bytes(texts.origin).ok_or_else(|| odd("origin"))?,
             created_at: timestamp(numbers.created_at),
             claimed_at: timestamp(numbers.claimed_at),
-            history: History::from_text(text(texts.history)?),
+            history: AttemptHistory::from_text(text(texts.history)?),
             state,
         })
     }

@@ -11,7 +11,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
-use super::fault::{Effect, Fault, missing, read_only};
+use super::statement_error::{Effect, StatementError, missing, read_only};
 
 /// The schema version that this program's statements are written for.
 pub(super) const VERSION: i32 = 3;
@@ -88,7 +88,7 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
             &[],
         )
         .await
-        .map_err(|error| Fault::of_statement(error, Effect::Reads).for_one())?
+        .map_err(|error| StatementError::of_statement(error, Effect::Reads).for_one())?
         .pop()
         .ok_or_else(|| unavailable("PostgreSQL said nothing of its settings"))?;
     let setting = |at: usize| row.try_get::<_, String>(at).unwrap_or_default();
@@ -141,13 +141,13 @@ fn encoded(encoding: &str) -> Result<(), StoreError> {
 }
 
 /// The version of the tables, and the oldest program version that works on them.
-type Found = (i32, i32);
+type SchemaVersion = (i32, i32);
 
-async fn version(client: &Client) -> Result<Found, StoreError> {
+async fn version(client: &Client) -> Result<SchemaVersion, StoreError> {
     let rows = client
         .query_typed("SELECT version, works_from FROM onetake_schema", &[])
         .await
-        .map_err(|error| Fault::of_statement(error, Effect::Reads).for_one())?;
+        .map_err(|error| StatementError::of_statement(error, Effect::Reads).for_one())?;
     let row = rows.first().ok_or_else(|| invalid(missing("onetake_schema is empty")))?;
     match (row.try_get(0), row.try_get(1)) {
         (Ok(version), Ok(works_from)) => Ok((version, works_from)),
@@ -155,7 +155,7 @@ async fn version(client: &Client) -> Result<Found, StoreError> {
     }
 }
 
-fn compatible((version, works_from): Found) -> Result<(), StoreError> {
+fn compatible((version, works_from): SchemaVersion) -> Result<(), StoreError> {
     if version < VERSION {
         return Err(invalid(format!(
             "the tables are of version {version}, and this onetake needs version {VERSION}: run `onetake \
@@ -193,7 +193,7 @@ impl Stop {
     fn into_error(self) -> StoreError {
         match self {
             Self::Store(error) => error,
-            Self::Server(error) => Fault::of_statement(error, Effect::Writes).for_one(),
+            Self::Server(error) => StatementError::of_statement(error, Effect::Writes).for_one(),
         }
     }
 }
@@ -224,8 +224,8 @@ async fn migrate_once(client: &mut Client) -> Result<Migrated, Stop> {
     Ok(Migrated { from: from.map(|(version, _)| number(version)), to: number(to) })
 }
 
-async fn found(transaction: &Transaction<'_>) -> Result<Option<Found>, StoreError> {
-    let failed = |error| Fault::of_statement(error, Effect::Reads).for_one();
+async fn found(transaction: &Transaction<'_>) -> Result<Option<SchemaVersion>, StoreError> {
+    let failed = |error| StatementError::of_statement(error, Effect::Reads).for_one();
     let exists = "SELECT to_regclass('onetake_schema') IS NOT NULL, getdatabaseencoding()::text";
     let rows = transaction.query_typed(exists, &[]).await.map_err(failed)?;
     let encoding = rows.first().and_then(|row| row.try_get::<_, String>(1).ok());

@@ -4,19 +4,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use onetake_core::decide::{self, Moment, SettleEffect};
-use onetake_core::{RecordId, Settled, Settlement, StoreError, Verb};
+use onetake_core::{RecordId, Settled, Settlement, StoreError, Transition};
 use tokio_postgres::types::Type;
 
-use super::batch::{Batched, Manner, Sent};
-use super::fault::{Effect, Fault};
-use super::pool::Link;
-use super::rows::{Answer, Kind, cause, column};
+use super::batch::{Batched, LockMode, Sent};
+use super::pool::PooledConnection;
+use super::rows::{RecordRow, RowKind, cause, column};
 use super::sql::SETTLE;
+use super::statement_error::{Effect, StatementError};
 use super::{InTouch, PostgresStore};
 
 /// A verb as columns.
-struct Columns<'a> {
-    verb: i16,
+struct TransitionColumns<'a> {
+    transition: i16,
     head: Option<&'a [u8]>,
     body: Option<&'a [u8]>,
     code: Option<Vec<u8>>,
@@ -24,30 +24,36 @@ struct Columns<'a> {
     hold: Option<i64>,
 }
 
-impl<'a> Columns<'a> {
-    fn of(verb: &'a Verb) -> Self {
-        let plain =
-            |verb| Self { verb, head: None, body: None, code: None, detail: None, hold: None };
-        match verb {
-            Verb::Renew => plain(0),
-            Verb::Complete(recording) => {
+impl<'a> TransitionColumns<'a> {
+    fn of(transition: &'a Transition) -> Self {
+        let plain = |transition| Self {
+            transition,
+            head: None,
+            body: None,
+            code: None,
+            detail: None,
+            hold: None,
+        };
+        match transition {
+            Transition::Renew => plain(0),
+            Transition::Complete(recording) => {
                 Self { head: Some(&recording.head), body: recording.body.as_deref(), ..plain(1) }
             }
-            Verb::Fail(failure) => {
+            Transition::Fail(failure) => {
                 let failure = failure.clipped();
                 let (code, detail) = (failure.code.into_bytes(), failure.detail.into_bytes());
                 Self { code: Some(code), detail: Some(detail), ..plain(2) }
             }
-            Verb::Release => plain(3),
-            Verb::Unknown(why) => {
+            Transition::Release => plain(3),
+            Transition::Unknown(why) => {
                 let (code, detail) = cause(&why.clipped());
                 Self { code: Some(code.into()), detail: Some(detail.into_bytes()), ..plain(4) }
             }
-            Verb::Abandon => {
+            Transition::ExpireLease => {
                 Self { code: Some(b"lease_ended".to_vec()), detail: Some(Vec::new()), ..plain(5) }
             }
-            Verb::Forget => plain(6),
-            Verb::Defer(hold) => Self { hold: Some(column(*hold)), ..plain(7) },
+            Transition::Forget => plain(6),
+            Transition::PostponeReconcile(hold) => Self { hold: Some(column(*hold)), ..plain(7) },
         }
     }
 }
@@ -60,23 +66,24 @@ impl Batched for Settlement {
     }
 
     fn bytes(&self) -> usize {
-        match &self.verb {
-            Verb::Complete(recording) => recording.bytes(),
+        match &self.transition {
+            Transition::Complete(recording) => recording.bytes(),
             _ => 0,
         }
     }
 
     async fn send(
         store: &PostgresStore,
-        link: &Link<'_>,
+        link: &PooledConnection<'_>,
         items: &[&Self],
-        manner: Manner,
-    ) -> Result<Sent<Settled>, Fault> {
+        manner: LockMode,
+    ) -> Result<Sent<Settled>, StatementError> {
         let ids: Vec<&[u8]> = items.iter().map(|item| item.id.as_bytes().as_slice()).collect();
         let attempts: Vec<&[u8]> =
             items.iter().map(|item| item.attempt.as_bytes().as_slice()).collect();
-        let columns: Vec<Columns<'_>> = items.iter().map(|item| Columns::of(&item.verb)).collect();
-        let verbs: Vec<i16> = columns.iter().map(|columns| columns.verb).collect();
+        let columns: Vec<TransitionColumns<'_>> =
+            items.iter().map(|item| TransitionColumns::of(&item.transition)).collect();
+        let verbs: Vec<i16> = columns.iter().map(|columns| columns.transition).collect();
         let heads: Vec<Option<&[u8]>> = columns.iter().map(|columns| columns.head).collect();
         let bodies: Vec<Option<&[u8]>> = columns.iter().map(|columns| columns.body).collect();
         let codes: Vec<Option<&[u8]>> =
@@ -105,16 +112,16 @@ impl Batched for Settlement {
                 Effect::Writes,
             )
             .await?;
-        let mut found: HashMap<RecordId, Answer> = HashMap::new();
+        let mut found: HashMap<RecordId, RecordRow> = HashMap::new();
         for row in rows {
-            let answer = Answer::read(row).map_err(Fault::Trouble)?;
+            let answer = RecordRow::read(row).map_err(StatementError::Trouble)?;
             store.heard(answer.now);
             // Rows of settlements that were written come first.
             found.entry(answer.id).or_insert(answer);
         }
         let answer = |item: &&Self| match found.get(&item.id) {
             None => Some(Ok(Settled::Stale { current: None })),
-            Some(answer) if answer.kind == Kind::Done => Some(done(item, answer)),
+            Some(answer) if answer.kind == RowKind::Done => Some(done(item, answer)),
             Some(answer) => undone(item, answer, in_touch).transpose(),
         };
         Ok(items.iter().map(answer).collect())
@@ -123,9 +130,9 @@ impl Batched for Settlement {
 
 /// The answer to a settlement that was written. The row contains the record without its recording,
 /// which the caller has sent itself.
-fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
-    let record = match &item.verb {
-        Verb::Complete(recording) => answer.record_with(recording),
+fn done(item: &Settlement, answer: &RecordRow) -> Result<Settled, StoreError> {
+    let record = match &item.transition {
+        Transition::Complete(recording) => answer.record_with(recording),
         _ => answer.record(),
     };
     Ok(Settled::Done { record: Arc::new(record?), now: answer.now })
@@ -135,7 +142,7 @@ fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
 /// transaction held the row at that moment.
 fn undone(
     item: &Settlement,
-    answer: &Answer,
+    answer: &RecordRow,
     in_touch: InTouch,
 ) -> Result<Option<Settled>, StoreError> {
     if answer.is_expired() {

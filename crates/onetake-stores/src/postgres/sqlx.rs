@@ -10,7 +10,7 @@ use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 
 use super::address::{Address, Tls};
-use super::finish::{Columns, FINISH, STALE_SQLSTATE};
+use super::finish::{FINISH, MessageColumns, STALE_SQLSTATE};
 
 /// The same as [`finish`](super::finish()), in a transaction of sqlx.
 ///
@@ -23,7 +23,7 @@ pub async fn finish(
 ) -> Result<(), FinishError<::sqlx::Error>> {
     let Completion { recording, messages, .. } = completion;
     Message::check(messages)?;
-    let columns = Columns::of(attempt, messages);
+    let columns = MessageColumns::of(attempt, messages);
     let finishing = ::sqlx::query(FINISH)
         // The statement is unnamed, so that nothing of it remains on a connection that a pooler
         // shares.

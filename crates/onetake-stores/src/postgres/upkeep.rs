@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use onetake_core::note::NOTES_KEPT;
+use onetake_core::audit::AUDIT_KEPT;
 use onetake_core::store::{DueAttempt, Swept};
 use onetake_core::{AttemptId, RecordId, StoreError};
 use tokio_postgres::types::Type;
 
 use super::batch::LOCK_TIMEOUT;
-use super::fault::{Effect, Fault};
 use super::rows::{array, column, get};
 use super::sql::{clock, clock_in_touch, over};
+use super::statement_error::{Effect, StatementError};
 use super::{PostgresStore, watch};
 
 /// Finds attempts whose lease and grace have ended, the longest ended first. Because of the join
@@ -62,7 +62,7 @@ pub(super) async fn abandoned(
             Effect::Reads,
         )
         .await
-        .map_err(Fault::for_one)?;
+        .map_err(StatementError::for_one)?;
     attempts(&rows)
 }
 
@@ -79,7 +79,7 @@ pub(super) async fn unsettled(
             Effect::Reads,
         )
         .await
-        .map_err(Fault::for_one)?;
+        .map_err(StatementError::for_one)?;
     attempts(&rows)
 }
 
@@ -133,14 +133,14 @@ async fn sweep_part(
                 (&LOCK_TIMEOUT, Type::TEXT),
                 (&since, Type::INT8),
                 (&rows, Type::INT4),
-                (&column(NOTES_KEPT), Type::INT8),
+                (&column(AUDIT_KEPT), Type::INT8),
             ],
             Effect::Writes,
         )
         .await;
     let answer = match answer {
         Ok(answer) => answer,
-        Err(Fault::Held | Fault::Again) => return Ok(None),
+        Err(StatementError::Held | StatementError::Again) => return Ok(None),
         Err(fault) => return Err(fault.for_one()),
     };
     let Some(row) = answer.first() else { return Ok(None) };

@@ -15,9 +15,9 @@ use tokio_postgres::types::Type;
 
 use super::PostgresStore;
 use super::batch::LOCK_TIMEOUT;
-use super::fault::{Effect, Fault};
 use super::rows::{get, timestamp};
 use super::sql::clock;
+use super::statement_error::{Effect, StatementError};
 
 /// An operation that runs for longer than this, in microseconds, is watched.
 const LONG: i64 = 10_000_000;
@@ -155,7 +155,7 @@ pub(super) async fn look(store: &PostgresStore) -> Result<(), StoreError> {
                 }
             }
             // Another transaction holds a row. The next call comes soon.
-            Err(Fault::Held | Fault::Again) => {}
+            Err(StatementError::Held | StatementError::Again) => {}
             Err(fault) => return Err(fault.for_one()),
         }
     }

@@ -42,7 +42,7 @@ impl Replicas {
 
 /// The contact of this node with a server when it sends a command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Contact {
+pub(super) struct NodeContact {
     /// The length of the contact so far.
     pub(super) back_for: Duration,
     /// The time until which `back_for` may be used, in microseconds of the server's clock. A
@@ -53,13 +53,13 @@ pub(super) struct Contact {
 
 /// One command for one slot.
 #[derive(Clone, Debug)]
-pub(crate) struct Command {
+pub(crate) struct RedisCommand {
     pub(super) slot: u16,
     words: Vec<Bytes>,
     tells_contact: bool,
 }
 
-impl Command {
+impl RedisCommand {
     /// A command on keys that share a slot with `key`.
     pub(crate) fn on(key: &[u8], name: &'static str) -> Self {
         let words = vec![Bytes::from_static(name.as_bytes())];
@@ -72,13 +72,13 @@ impl Command {
         self
     }
 
-    /// Adds the [`Contact`] with the receiving server as the last two arguments.
+    /// Adds the [`NodeContact`] with the receiving server as the last two arguments.
     pub(crate) fn with_contact(mut self) -> Self {
         self.tells_contact = true;
         self
     }
 
-    pub(super) fn packed(&self, contact: Contact) -> Cmd {
+    pub(super) fn packed(&self, contact: NodeContact) -> Cmd {
         let mut command = Cmd::new();
         for word in &self.words {
             command.arg(word.as_ref());

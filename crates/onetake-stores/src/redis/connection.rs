@@ -12,7 +12,7 @@ use futures_util::future::join_all;
 use onetake_core::{Clock, Rng, Shift, StoreError, StoreErrorKind};
 use redis::{Pipeline, ServerErrorKind, Value};
 
-use super::command::{Command, Replicas};
+use super::command::{RedisCommand, Replicas};
 use super::errors;
 use super::node::Node;
 use super::nodes::Nodes;
@@ -97,7 +97,7 @@ impl Connection {
     /// may have been, and `Invalid` if it can never be.
     pub(crate) async fn run(
         &self,
-        commands: &[Command],
+        commands: &[RedisCommand],
         replicas: Option<Replicas>,
     ) -> Vec<Result<Value, StoreError>> {
         let mut answers: Vec<_> = commands.iter().map(nobody).map(Err).collect();
@@ -176,7 +176,7 @@ impl Connection {
     /// Groups commands by node. Commands without a known owner are returned separately.
     fn group(
         &self,
-        commands: &[Command],
+        commands: &[RedisCommand],
         pending: Vec<Pending>,
         before: &mut Before,
     ) -> (Vec<Group>, Vec<Pending>) {
@@ -204,7 +204,7 @@ impl Connection {
     async fn send(
         &self,
         node: &Arc<Node>,
-        commands: &[Command],
+        commands: &[RedisCommand],
         group: &[Pending],
         replicas: Option<Replicas>,
     ) -> Vec<Result<Value, StoreError>> {
@@ -307,7 +307,7 @@ impl Connection {
     }
 }
 
-fn nobody(command: &Command) -> StoreError {
+fn nobody(command: &RedisCommand) -> StoreError {
     let what =
         format!("no node of the Redis Cluster serves slot {}; see CLUSTER INFO", command.slot);
     StoreError::new(StoreErrorKind::Unavailable, what)

@@ -34,7 +34,7 @@ pub(super) async fn diagnose(
 ) -> Result<Diagnosis, StoreError> {
     let options = connection.options();
     let primaries = connection.primaries();
-    let looks = primaries.iter().map(|node| Look::at(node, options.command_timeout));
+    let looks = primaries.iter().map(|node| ServerInfo::at(node, options.command_timeout));
     let mut looked = Vec::new();
     for look in join_all(looks).await {
         looked.push(look?);
@@ -99,7 +99,7 @@ async fn clocks(
 }
 
 /// The information that one server gives about itself.
-struct Look {
+struct ServerInfo {
     name: String,
     server: String,
     replicas: u32,
@@ -109,7 +109,7 @@ struct Look {
     cluster_state: Option<String>,
 }
 
-impl Look {
+impl ServerInfo {
     async fn at(node: &Node, within: Duration) -> Result<Self, StoreError> {
         let mut questions: Vec<&[&str]> =
             vec![&["INFO", "server"], &["INFO", "replication"], &["CLUSTER", "INFO"]];

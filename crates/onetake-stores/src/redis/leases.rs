@@ -10,7 +10,7 @@ use redis::Value;
 
 use super::RedisStore;
 use super::errors::wrote_nothing;
-use super::record::Answer;
+use super::record::ScriptReply;
 
 impl RedisStore {
     /// Returns the records that are due, the longest due first.
@@ -89,7 +89,7 @@ impl RedisStore {
         let (mut asked_for, mut stale) = (Vec::new(), Vec::new());
         for (id, answer) in ids.into_iter().zip(self.connection.run(&loads, None).await) {
             // An unreadable record stays where it is. It affects its key alone.
-            let Ok(Ok(answer)) = answer.map(Answer::read) else { continue };
+            let Ok(Ok(answer)) = answer.map(ScriptReply::read) else { continue };
             if answer.word.as_ref() == b"absent" {
                 stale.push(id);
                 continue;

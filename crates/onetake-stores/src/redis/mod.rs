@@ -11,6 +11,7 @@
 //! `wait_replicas` makes the loss in a failover less likely but does not exclude it.
 //! [`RedisStore::diagnose`] checks the settings.
 
+mod audit;
 pub(crate) mod command;
 pub(crate) mod connection;
 pub(crate) mod diagnose;
@@ -18,7 +19,6 @@ pub(crate) mod errors;
 mod leases;
 mod node;
 mod nodes;
-mod notes;
 mod pages;
 mod record;
 mod scripts;
@@ -32,8 +32,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use onetake_core::audit::{AuditEntry, AuditPage};
 use onetake_core::codec::DecodeError;
-use onetake_core::note::{Note, Notes};
 use onetake_core::store::{
     Answers, AuditLog, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex, Sealing,
     SharedSecrets, Swept,
@@ -45,10 +45,10 @@ use onetake_core::{
 use redis::Value;
 
 use crate::Diagnosis;
-use command::{Command, Replicas};
+use command::{RedisCommand, Replicas};
 use connection::{Connection, ConnectionOptions};
 use errors::wrote_nothing;
-use record::Answer;
+use record::ScriptReply;
 use scripts::Scripts;
 use url::Address;
 
@@ -182,7 +182,7 @@ impl Store for RedisStore {
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         async move {
-            let (commands, sent): (Vec<Command>, Vec<Bytes>) =
+            let (commands, sent): (Vec<RedisCommand>, Vec<Bytes>) =
                 batch.iter().map(|settlement| self.scripts.settle(settlement)).unzip();
             let answers = self.connection.run(&commands, self.replicas).await;
             let read = |((settlement, sent), answer): ((&Settlement, &Bytes), _)| {
@@ -241,7 +241,7 @@ impl Store for RedisStore {
             let due = self.due_ids(Due::Reconcile, limit.min(TRIM_MAX)).await?;
             let (_, stale) = self.look_for_asks(due).await;
             self.trim(&stale).await;
-            notes::delete_old(&self.connection, &self.scripts, limit).await?;
+            audit::delete_old(&self.connection, &self.scripts, limit).await?;
             Ok(Swept::default())
         }
         .boxed()
@@ -273,21 +273,21 @@ impl RecordIndex for RedisStore {
 }
 
 impl AuditLog for RedisStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let write = [notes::write(&self.scripts, &note)];
+            let write = [audit::write(&self.scripts, &entry)];
             self.connection.run(&write, self.replicas).await.pop().transpose().map(drop)
         }
         .boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        notes::read(&self.connection, &self.scripts, of, from, limit).boxed()
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
+        audit::read(&self.connection, &self.scripts, of, from, limit).boxed()
     }
 }
 
@@ -325,7 +325,7 @@ impl Sealing for RedisStore {
 }
 
 fn read_claimed(id: RecordId, answer: Value) -> Result<Claimed, DecodeError> {
-    let mut answer = Answer::read(answer)?;
+    let mut answer = ScriptReply::read(answer)?;
     if answer.word.as_ref() == b"granted" {
         return Ok(Claimed::Granted { fence: Fence::new(answer.number("fence")?) });
     }
@@ -334,7 +334,7 @@ fn read_claimed(id: RecordId, answer: Value) -> Result<Claimed, DecodeError> {
 }
 
 fn read_settled(id: RecordId, sent: &Bytes, answer: Value) -> Result<Settled, DecodeError> {
-    let answer = Answer::read(answer)?;
+    let answer = ScriptReply::read(answer)?;
     let done = answer.word.as_ref() == b"done";
     if !done && answer.is_empty() {
         return Ok(Settled::Stale { current: None });
@@ -345,7 +345,7 @@ fn read_settled(id: RecordId, sent: &Bytes, answer: Value) -> Result<Settled, De
 }
 
 fn read_loaded(id: RecordId, answer: Value) -> Result<Option<Arc<Record>>, DecodeError> {
-    let answer = Answer::read(answer)?;
+    let answer = ScriptReply::read(answer)?;
     if answer.word.as_ref() == b"absent" {
         return Ok(None);
     }

@@ -10,7 +10,7 @@ use onetake_core::{Clock, Shift, StoreError, StoreErrorKind};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, Value};
 
-use super::command::Contact;
+use super::command::NodeContact;
 use super::connection::ConnectionOptions;
 use super::errors;
 use crate::breaker::Breaker;
@@ -23,12 +23,12 @@ struct Live {
     connection: MultiplexedConnection,
     /// The clock of this connection's server. Another connection may lead to another server, which
     /// has another clock.
-    heard: Option<Heard>,
+    heard: Option<ClockReading>,
 }
 
 /// A reading of a server's clock.
 #[derive(Clone, Copy)]
-struct Heard {
+struct ClockReading {
     /// The server's time in microseconds.
     time: u64,
     /// The arrival of the answer, by this node's clock. The server's clock has advanced since it
@@ -173,7 +173,7 @@ impl Node {
     fn heard(&self, number: u64, time: Option<Value>, shift: &Shift) {
         let at = self.clock.monotonic();
         let Some(time) = time.and_then(read_time) else { return };
-        let heard = Heard { time: shift.apply(time), at };
+        let heard = ClockReading { time: shift.apply(time), at };
         if let Some(live) = lock(&self.connection).as_mut().filter(|live| live.number == number) {
             live.heard = Some(heard);
         }
@@ -181,13 +181,13 @@ impl Node {
 
     /// Returns the contact for commands that are sent now and executed within `command_timeout`.
     /// While the server's clock is unknown, the contact does not count.
-    pub(super) fn contact(&self, command_timeout: Duration) -> Contact {
+    pub(super) fn contact(&self, command_timeout: Duration) -> NodeContact {
         let heard = lock(&self.connection).as_ref().and_then(|live| live.heard);
-        let until = heard.map_or(0, |Heard { time, at }| {
+        let until = heard.map_or(0, |ClockReading { time, at }| {
             let since = self.clock.monotonic().saturating_sub(at);
             time.saturating_add(micros(since)).saturating_add(micros(command_timeout))
         });
-        Contact { back_for: self.back_for(), until }
+        NodeContact { back_for: self.back_for(), until }
     }
 
     /// Returns how long every owner could renew its lease here, as far as this node knows.

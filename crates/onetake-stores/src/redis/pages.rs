@@ -12,12 +12,12 @@ use super::errors;
 use super::scripts::Scripts;
 
 /// The position of the iteration: a server, and the cursor of its SCAN.
-struct Place {
+struct ScanPosition {
     server: String,
     number: u64,
 }
 
-impl Place {
+impl ScanPosition {
     fn read(cursor: &Cursor) -> Option<Self> {
         let mut from = Reader(cursor.as_bytes().clone());
         let server = String::from_utf8(from.slice("server").ok()?.to_vec()).ok()?;
@@ -42,7 +42,7 @@ pub(super) async fn page(
     limit: usize,
 ) -> Result<Page, StoreError> {
     let place = match from {
-        Some(cursor) => Some(Place::read(&cursor).ok_or_else(Cursor::foreign)?),
+        Some(cursor) => Some(ScanPosition::read(&cursor).ok_or_else(Cursor::foreign)?),
         None => None,
     };
     // In the order of their names, so that a server that no longer exists is followed by the next
@@ -68,8 +68,8 @@ pub(super) async fn page(
         read(scripts, answer).ok_or_else(|| errors::lost(&server.name, "an odd answer to SCAN"))?;
     let next = match (number, left.next()) {
         (0, None) => None,
-        (0, Some(next)) => Some(Place { server: next.name.clone(), number: 0 }),
-        (number, _) => Some(Place { server: server.name.clone(), number }),
+        (0, Some(next)) => Some(ScanPosition { server: next.name.clone(), number: 0 }),
+        (number, _) => Some(ScanPosition { server: server.name.clone(), number }),
     };
     Ok(Page { ids, next: next.map(|place| place.cursor()) })
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use onetake_core::codec::{DecodeError, Reader, put_slice};
-use onetake_core::origin::History;
+use onetake_core::origin::AttemptHistory;
 use onetake_core::{
     AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Origin, Record, RecordId, Recording,
     State, Terms, Timestamp,
@@ -16,13 +16,13 @@ use redis::Value;
 
 /// A script's answer.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ScriptReply {
     /// The first word of the answer.
     pub(super) word: Bytes,
     fields: std::vec::IntoIter<Value>,
 }
 
-impl Answer {
+impl ScriptReply {
     pub(super) fn read(value: Value) -> Result<Self, DecodeError> {
         let Value::Array(fields) = value else { return Err(DecodeError::new("an answer")) };
         let mut fields = fields.into_iter();
@@ -82,7 +82,7 @@ impl Answer {
             Origin::from_bytes(&self.bytes("origin")?).ok_or(DecodeError::new("origin"))?;
         let claimed_at = self.number("claimed").map(Timestamp::from_micros)?;
         let history = String::from_utf8(self.bytes("history")?.to_vec());
-        let history = History::from_text(history.map_err(|_| DecodeError::new("history"))?);
+        let history = AttemptHistory::from_text(history.map_err(|_| DecodeError::new("history"))?);
         let word = self.bytes("state")?;
         let at = self.number("at").map(Timestamp::from_micros)?;
         let ask_at = self.number("ask").map(Timestamp::from_micros)?;

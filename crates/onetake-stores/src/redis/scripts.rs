@@ -10,7 +10,7 @@
 //! | `onetake:{xx}:fence` | the highest fence that was ever given in this shard |
 //! | `onetake:{xx}:ref:<15 digits>` | the ids that begin with these digits, which are a reference |
 //! | `onetake:secret:<name>` | a secret that was created at first use; it belongs to no shard |
-//! | `onetake:{notes}:…` | the audit: see `notes.rs` |
+//! | `onetake:{entries}:…` | the audit: see `entries.rs` |
 //!
 //! The second key makes it possible to find abandoned and unsettled records without reading all of
 //! them. With the third key, fences rise even after a record expired and the server's clock was set
@@ -22,9 +22,9 @@ use onetake_core::clock::micros;
 use onetake_core::origin::HISTORY_BYTES_MAX;
 use onetake_core::record::KEPT_AFTER_SETTLING;
 use onetake_core::store::{Due, FOUND_MAX};
-use onetake_core::{Cause, Claim, RecordId, Reference, Settlement, Shift, Verb, hex};
+use onetake_core::{Cause, Claim, RecordId, Reference, Settlement, Shift, Transition, hex};
 
-use super::command::Command;
+use super::command::RedisCommand;
 use super::record;
 
 macro_rules! script {
@@ -64,17 +64,17 @@ pub(super) struct Scripts {
     due: redis::Script,
     trim: redis::Script,
     secret: redis::Script,
-    pub(super) note: redis::Script,
-    pub(super) notes: redis::Script,
+    pub(super) entry: redis::Script,
+    pub(super) entries: redis::Script,
     pub(super) old_notes: redis::Script,
 }
 
 impl Scripts {
     /// Creates commands on keys that begin with `prefix`.
     pub(super) fn new(prefix: String, shift: Shift) -> Self {
-        let [claim, settle, load, due, trim, secret, note, notes, old_notes] =
+        let [claim, settle, load, due, trim, secret, entry, entries, old_notes] =
             Self::texts().map(|text| redis::Script::new(&text));
-        Self { prefix, shift, claim, settle, load, due, trim, secret, note, notes, old_notes }
+        Self { prefix, shift, claim, settle, load, due, trim, secret, entry, entries, old_notes }
     }
 
     /// The texts of all scripts that a server needs.
@@ -94,7 +94,7 @@ impl Scripts {
         .map(|script: &str| format!("{constants}{script}"))
     }
 
-    pub(super) fn claim(&self, claim: &Claim) -> Command {
+    pub(super) fn claim(&self, claim: &Claim) -> RedisCommand {
         let [record, leases, reference] = self.keys(claim.id);
         let keys = [record, leases, reference, self.fence(claim.id)];
         let terms = &claim.terms;
@@ -112,41 +112,41 @@ impl Scripts {
     }
 
     /// Creates the command that settles. Returns also the outcome that it sends.
-    pub(super) fn settle(&self, settlement: &Settlement) -> (Command, Bytes) {
+    pub(super) fn settle(&self, settlement: &Settlement) -> (RedisCommand, Bytes) {
         let keys = self.keys(settlement.id);
-        let (verb, outcome) = match &settlement.verb {
-            Verb::Renew => ("renew", Bytes::new()),
-            Verb::Abandon => ("abandon", Bytes::new()),
-            Verb::Defer(hold) => ("defer", number(micros(*hold)).into()),
-            Verb::Forget => ("forget", Bytes::new()),
-            Verb::Release => ("released", Bytes::new()),
-            Verb::Complete(recording) => ("completed", record::recording(recording)),
-            Verb::Fail(failure) => ("failed", record::failure(&failure.clipped())),
-            Verb::Unknown(cause) => ("unknown", record::cause(&cause.clipped())),
+        let (transition, outcome) = match &settlement.transition {
+            Transition::Renew => ("renew", Bytes::new()),
+            Transition::ExpireLease => ("abandon", Bytes::new()),
+            Transition::PostponeReconcile(hold) => ("defer", number(micros(*hold)).into()),
+            Transition::Forget => ("forget", Bytes::new()),
+            Transition::Release => ("released", Bytes::new()),
+            Transition::Complete(recording) => ("completed", record::recording(recording)),
+            Transition::Fail(failure) => ("failed", record::failure(&failure.clipped())),
+            Transition::Unknown(cause) => ("unknown", record::cause(&cause.clipped())),
         };
         let command = self
             .run(&self.settle, &keys)
             .arg(settlement.id.as_bytes().to_vec())
             .arg(self.shift())
             .arg(settlement.attempt.as_bytes().to_vec())
-            .arg(verb)
+            .arg(transition)
             .arg(outcome.clone())
             .with_contact();
         (command, outcome)
     }
 
-    pub(super) fn load(&self, id: RecordId) -> Command {
+    pub(super) fn load(&self, id: RecordId) -> RedisCommand {
         self.run(&self.load, &[self.record(id)]).arg(self.shift())
     }
 
     /// Reads the ids that have a reference.
-    pub(super) fn find(&self, reference: Reference) -> Command {
+    pub(super) fn find(&self, reference: Reference) -> RedisCommand {
         let key = self.reference(*reference.ids().start());
-        Command::on(key.as_bytes(), "GET").arg(key)
+        RedisCommand::on(key.as_bytes(), "GET").arg(key)
     }
 
     /// Returns a command for each shard: it reads up to `limit` records that are due.
-    pub(super) fn due(&self, which: Due, limit: usize) -> Vec<Command> {
+    pub(super) fn due(&self, which: Due, limit: usize) -> Vec<RedisCommand> {
         let one = |shard| {
             self.run(&self.due, &[self.leases(shard)]).arg(self.shift()).arg(limit.to_string()).arg(
                 match which {
@@ -159,17 +159,17 @@ impl Scripts {
     }
 
     /// Reads the fields of a record that the reaper needs.
-    pub(super) fn look(&self, id: RecordId) -> Command {
+    pub(super) fn look(&self, id: RecordId) -> RedisCommand {
         let key = self.record(id);
-        Command::on(key.as_bytes(), "HMGET").arg(key).arg("state").arg("attempt").arg("grace")
+        RedisCommand::on(key.as_bytes(), "HMGET").arg(key).arg("state").arg("attempt").arg("grace")
     }
 
-    pub(super) fn trim(&self, id: RecordId) -> Command {
+    pub(super) fn trim(&self, id: RecordId) -> RedisCommand {
         let keys = [self.record(id), self.leases(shard(id))];
         self.run(&self.trim, &keys).arg(id.as_bytes().to_vec()).arg(self.shift())
     }
 
-    pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> Command {
+    pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> RedisCommand {
         let key = format!("{}:secret:{name}", self.prefix);
         self.run(&self.secret, &[key]).arg(fresh.to_vec())
     }
@@ -223,9 +223,9 @@ impl Scripts {
         format!("{}:{{{:02x}}}:fence", self.prefix, shard(id))
     }
 
-    pub(super) fn run(&self, script: &redis::Script, keys: &[String]) -> Command {
+    pub(super) fn run(&self, script: &redis::Script, keys: &[String]) -> RedisCommand {
         let slot = keys.first().map(String::as_bytes).unwrap_or_default();
-        let command = Command::on(slot, "EVALSHA")
+        let command = RedisCommand::on(slot, "EVALSHA")
             .arg(script.get_hash().to_owned())
             .arg(keys.len().to_string());
         keys.iter().fold(command, |command, key| command.arg(key.clone()))

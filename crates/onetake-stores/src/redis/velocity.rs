@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::{Decision, Rate, SharedVelocity, Shift, StoreError, StoreErrorKind};
+use onetake_core::{Rate, SharedVelocity, Shift, StoreError, StoreErrorKind, VelocityDecision};
 use redis::Value;
 
 use super::RedisOptions;
-use super::command::Command;
+use super::command::RedisCommand;
 use super::connection::{Connection, ConnectionOptions};
 use super::url::Address;
 
@@ -62,19 +62,19 @@ impl RedisVelocity {
     /// Returns how long to wait, or zero if it was done.
     async fn run(
         &self,
-        verb: &'static str,
+        transition: &'static str,
         key: [u8; 32],
         rate: Rate,
     ) -> Result<Duration, StoreError> {
         let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
         let key = format!("{}:velocity:{hex}", self.prefix);
         let micros = rate.per().as_secs_f64() * 1e6 / f64::from(rate.count().get());
-        let command = Command::on(key.as_bytes(), "EVALSHA")
+        let command = RedisCommand::on(key.as_bytes(), "EVALSHA")
             .arg(self.script.get_hash().to_owned())
             .arg("1")
             .arg(key)
             .arg(self.shift.as_micros().to_string())
-            .arg(verb)
+            .arg(transition)
             .arg(format!("{micros:.3}"))
             .arg(rate.count().to_string());
         match self.connection.run(&[command], None).await.pop() {
@@ -98,11 +98,15 @@ fn read_wait(answer: &Value) -> Result<Duration, StoreError> {
 }
 
 impl SharedVelocity for RedisVelocity {
-    fn take(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<Decision, StoreError>> {
+    fn take(
+        &self,
+        key: [u8; 32],
+        rate: Rate,
+    ) -> BoxFuture<'_, Result<VelocityDecision, StoreError>> {
         async move {
             let retry_after = self.run("take", key, rate).await?;
-            let refused = Decision::Refused { retry_after };
-            Ok(if retry_after.is_zero() { Decision::Allowed } else { refused })
+            let refused = VelocityDecision::Refused { retry_after };
+            Ok(if retry_after.is_zero() { VelocityDecision::Allowed } else { refused })
         }
         .boxed()
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use onetake_core::engine::{Journal, Kept};
-use onetake_core::{Settlement, StoreError, Verb};
+use onetake_core::engine::{Journal, JournalBatch};
+use onetake_core::{Settlement, StoreError, Transition};
 
 use super::Sealer;
 
@@ -26,11 +26,12 @@ impl SealedJournal {
     }
 
     fn open(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
-        let Settlement { id, attempt, verb: Verb::Complete(recording) } = &settlement else {
+        let Settlement { id, attempt, transition: Transition::Complete(recording) } = &settlement
+        else {
             return Ok(settlement);
         };
         let recording = self.sealer.open(*id, *attempt, recording)?;
-        Ok(Settlement { verb: Verb::Complete(recording), ..settlement })
+        Ok(Settlement { transition: Transition::Complete(recording), ..settlement })
     }
 }
 
@@ -57,7 +58,7 @@ impl Journal for SealedJournal {
         self.inner.names()
     }
 
-    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         async move {
             let Some(mut kept) = self.inner.read(name.clone()).await? else { return Ok(None) };
             let all = kept.settlements.len();

@@ -28,7 +28,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Sealing};
 use onetake_core::{
     AttemptId, Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Settled, Settlement,
-    State, Store, StoreError, StoreErrorKind, Verb, delegate_store,
+    State, Store, StoreError, StoreErrorKind, Transition, delegate_store,
 };
 
 pub use census::{KeysInUse, keys_in_use};
@@ -172,8 +172,8 @@ impl Store for SealedStore {
         async move {
             let ours: Vec<Option<Recording>> = batch
                 .iter()
-                .map(|settlement| match &settlement.verb {
-                    Verb::Complete(recording) => Some(recording.clone()),
+                .map(|settlement| match &settlement.transition {
+                    Transition::Complete(recording) => Some(recording.clone()),
                     _ => None,
                 })
                 .collect();

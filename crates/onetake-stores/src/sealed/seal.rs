@@ -112,14 +112,14 @@ pub(super) enum NotOpened {
 }
 
 /// The fields before a sealed head.
-struct Front {
+struct HeadFields {
     is_compressed: bool,
     /// The name of the key, if the recording is encrypted.
     key: Option<String>,
     body_bytes: u32,
 }
 
-impl Front {
+impl HeadFields {
     fn put(&self) -> BytesMut {
         let key = self.key.as_deref().unwrap_or_default();
         let mut out = BytesMut::with_capacity(64 + key.len());
@@ -162,7 +162,7 @@ impl Front {
 
 /// Returns the name of the key in a recording's head.
 pub(super) fn key_of(head: &Bytes) -> Option<String> {
-    let (front, _) = Front::take(&mut head.clone())?.ok()?;
+    let (front, _) = HeadFields::take(&mut head.clone())?.ok()?;
     front.key
 }
 
@@ -175,7 +175,7 @@ pub(super) fn seal(
 ) -> Option<Recording> {
     let compressed = recording.body.as_ref().and_then(compress);
     let body_bytes = recording.body.as_ref().map_or(0, Bytes::len);
-    let front = Front {
+    let front = HeadFields {
         is_compressed: compressed.is_some(),
         key: key.map(|key| key.id.clone()),
         body_bytes: u32::try_from(body_bytes).ok()?,
@@ -206,7 +206,7 @@ pub(super) fn open(
     keys: &[EncryptionKey],
 ) -> Result<Recording, NotOpened> {
     let mut head = sealed.head.clone();
-    let (front, authenticated) = match Front::take(&mut head) {
+    let (front, authenticated) = match HeadFields::take(&mut head) {
         None => return Ok(sealed.clone()),
         Some(taken) => taken?,
     };

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use onetake_core::{AttemptId, RecordId, Recording, Settlement, StoreError, StoreErrorKind, Verb};
+use onetake_core::{
+    AttemptId, RecordId, Recording, Settlement, StoreError, StoreErrorKind, Transition,
+};
 
 use super::seal::{self, EncryptionKey, NotOpened, Of};
 
@@ -59,12 +61,14 @@ impl Sealer {
 
     /// Seals the recording of a settlement.
     pub(super) fn seal_settlement(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
-        let Settlement { id, attempt, verb } = settlement;
-        let verb = match verb {
-            Verb::Complete(recording) => Verb::Complete(self.seal(id, attempt, &recording)?),
-            verb => verb,
+        let Settlement { id, attempt, transition } = settlement;
+        let transition = match transition {
+            Transition::Complete(recording) => {
+                Transition::Complete(self.seal(id, attempt, &recording)?)
+            }
+            transition => transition,
         };
-        Ok(Settlement { id, attempt, verb })
+        Ok(Settlement { id, attempt, transition })
     }
 
     pub(super) fn try_open(&self, of: Of, sealed: &Recording) -> Result<Recording, NotOpened> {

@@ -12,9 +12,9 @@ use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::error::{During, refused};
-use super::ledger::{self, Write};
 use super::schema::{self, Owner};
-use super::{notes, table};
+use super::transitions::{self, WriteBatch};
+use super::{audit, table};
 
 /// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
@@ -22,23 +22,23 @@ const GROUP_JOBS_MAX: usize = 64;
 const SWEEP_STEP: usize = 250;
 
 /// A job for the thread.
-pub(super) enum Job {
-    Write(Box<dyn Write>),
+pub(super) enum SqliteJob {
+    Write(Box<dyn WriteBatch>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
-    Read(Read),
+    Read(ReadJob),
     Abandoned(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
     Unsettled(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
-    Settings(oneshot::Sender<Result<Settings, StoreError>>),
+    Settings(oneshot::Sender<Result<ConnectionSettings, StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
 
 /// A read that sends its own answer.
-pub(super) type Read = Box<dyn FnOnce(Result<&Connection, StoreError>, Timestamp) + Send>;
+pub(super) type ReadJob = Box<dyn FnOnce(Result<&Connection, StoreError>, Timestamp) + Send>;
 
 /// The connection's settings that durability depends on.
 #[derive(Debug)]
-pub(super) struct Settings {
+pub(super) struct ConnectionSettings {
     pub(super) journal_mode: String,
     pub(super) synchronous: i64,
     pub(super) schema_version: i64,
@@ -48,9 +48,9 @@ pub(super) struct Committer {
     connection: Connection,
     owner: Owner,
     clock: Arc<dyn Clock>,
-    writes: Vec<Box<dyn Write>>,
+    writes: Vec<Box<dyn WriteBatch>>,
     sweeps: VecDeque<Sweeping>,
-    contact: Contact,
+    contact: WriteContact,
 }
 
 /// A sweep that runs in steps, so that traffic never waits for all of it.
@@ -65,18 +65,18 @@ struct Sweeping {
 /// long the file was unusable before (a full disk, a machine that was down), so it counts from its
 /// start.
 #[derive(Debug)]
-struct Contact {
+struct WriteContact {
     failing: bool,
     back_since: Duration,
 }
 
-impl Contact {
+impl WriteContact {
     /// Contact that begins now, by the monotonic clock.
     fn new(monotonic: Duration) -> Self {
         Self { failing: false, back_since: monotonic }
     }
 
-    fn note(&mut self, worked: bool, monotonic: Duration) {
+    fn entry(&mut self, worked: bool, monotonic: Duration) {
         if worked && self.failing {
             self.back_since = monotonic;
         }
@@ -99,12 +99,12 @@ impl Contact {
 
 impl Committer {
     pub(super) fn new(connection: Connection, owner: Owner, clock: Arc<dyn Clock>) -> Self {
-        let contact = Contact::new(clock.monotonic());
+        let contact = WriteContact::new(clock.monotonic());
         Self { connection, owner, clock, writes: Vec::new(), sweeps: VecDeque::new(), contact }
     }
 
     /// Works until the store is closed, or until all senders of jobs are gone.
-    pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<SqliteJob>) {
         let mut poison: Option<StoreError> = None;
         let closing = loop {
             // A sweep in progress does not wait for a new job.
@@ -118,7 +118,7 @@ impl Committer {
             let mut closing = None;
             for job in first.into_iter().chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
                 match job {
-                    Job::Close(reply) => closing = Some(reply),
+                    SqliteJob::Close(reply) => closing = Some(reply),
                     job => self.take(job, poison.as_ref()),
                 }
             }
@@ -139,36 +139,36 @@ impl Committer {
 
     /// Queues writes, and answers reads at once. Reads are outside of any transaction, so that they
     /// work while the disk is full and see only durable data.
-    fn take(&mut self, job: Job, poison: Option<&StoreError>) {
+    fn take(&mut self, job: SqliteJob, poison: Option<&StoreError>) {
         let poisoned = poison.cloned().map_or(Ok(()), Err);
         match job {
-            Job::Write(write) => self.writes.push(write),
-            Job::Sweep(left, to) => {
+            SqliteJob::Write(write) => self.writes.push(write),
+            SqliteJob::Sweep(left, to) => {
                 self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
             }
-            Job::Load(ids, to) => {
+            SqliteJob::Load(ids, to) => {
                 let now = self.clock.now();
                 let one = |id| poisoned.clone().and_then(|()| self.load(id, now));
                 let _gone = to.send(ids.into_iter().map(one).collect());
             }
-            Job::Read(read) => read(poisoned.map(|()| &self.connection), self.clock.now()),
-            Job::Abandoned(limit, to) => {
+            SqliteJob::Read(read) => read(poisoned.map(|()| &self.connection), self.clock.now()),
+            SqliteJob::Abandoned(limit, to) => {
                 let _gone = to.send(poisoned.and_then(|()| self.abandoned(limit)));
             }
-            Job::Unsettled(limit, to) => {
+            SqliteJob::Unsettled(limit, to) => {
                 let _gone = to.send(poisoned.and_then(|()| self.unsettled(limit)));
             }
-            Job::Settings(to) => {
+            SqliteJob::Settings(to) => {
                 let asked = poisoned
                     .and_then(|()| self.settings().map_err(|error| refused(error, During::Work)));
                 let _gone = to.send(asked);
             }
-            Job::Close(_) => {}
+            SqliteJob::Close(_) => {}
         }
     }
 
     fn load(&self, id: RecordId, now: Timestamp) -> Result<Option<Arc<Record>>, StoreError> {
-        let found = ledger::load(&self.connection, id);
+        let found = transitions::load(&self.connection, id);
         let found = found.map_err(|error| refused(error, During::Work))??;
         Ok(found.filter(|record| !record.is_expired(now)).map(Arc::new))
     }
@@ -189,10 +189,10 @@ impl Committer {
         Ok(found.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
-    fn settings(&self) -> rusqlite::Result<Settings> {
+    fn settings(&self) -> rusqlite::Result<ConnectionSettings> {
         let ask = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         let mode = |row: &rusqlite::Row<'_>| row.get(0);
-        Ok(Settings {
+        Ok(ConnectionSettings {
             journal_mode: self.connection.pragma_query_value(None, "journal_mode", mode)?,
             synchronous: ask("synchronous")?,
             schema_version: schema::found_version(&self.connection, self.owner)?,
@@ -205,7 +205,7 @@ impl Committer {
             return Ok(());
         }
         let result = self.commit();
-        self.contact.note(result.is_ok(), self.clock.monotonic());
+        self.contact.entry(result.is_ok(), self.clock.monotonic());
         self.answer(result.as_ref().copied());
         result.or_else(|error| match error.kind() {
             StoreErrorKind::Corrupt => Err(error),
@@ -227,7 +227,7 @@ impl Committer {
             }
             if let Some(sweeping) = sweeps.front_mut() {
                 let swept = table::sweep(&transaction, moment.now, sweeping.left.min(SWEEP_STEP))?;
-                notes::sweep(&transaction, moment.now, SWEEP_STEP)?;
+                audit::sweep(&transaction, moment.now, SWEEP_STEP)?;
                 sweeping.left -= swept.removed;
                 sweeping.swept.removed += swept.removed;
                 sweeping.swept.unknown += swept.unknown;
@@ -268,13 +268,13 @@ mod tests {
     #[test]
     fn grace_is_counted_anew_after_a_failure() {
         let seconds = Duration::from_secs;
-        let mut contact = Contact::new(seconds(1));
-        contact.note(true, seconds(2));
+        let mut contact = WriteContact::new(seconds(1));
+        contact.entry(true, seconds(2));
         assert_eq!(contact.back_for(seconds(2)), seconds(1), "counted from the start");
-        contact.note(false, seconds(3));
+        contact.entry(false, seconds(3));
         assert_eq!(contact.back_for(seconds(9)), Duration::ZERO);
-        contact.note(true, seconds(10));
-        contact.note(true, seconds(11));
+        contact.entry(true, seconds(10));
+        contact.entry(true, seconds(11));
         assert_eq!(contact.back_for(seconds(12)), seconds(2));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onetake_core::StoreError;
 
-use super::committer::{Job, Settings};
+use super::committer::{ConnectionSettings, SqliteJob};
 use super::{SqliteStore, schema};
 use crate::{Diagnosis, Finding};
 
@@ -35,7 +35,7 @@ pub(super) async fn diagnose(store: &SqliteStore) -> Result<Diagnosis, StoreErro
     let mut trips = Vec::with_capacity(ROUND_TRIPS);
     let settings = loop {
         let asked_at = store.clock.monotonic();
-        let settings = store.ask(Job::Settings).await??;
+        let settings = store.ask(SqliteJob::Settings).await??;
         trips.push(store.clock.monotonic().saturating_sub(asked_at));
         if trips.len() == ROUND_TRIPS {
             break settings;
@@ -50,8 +50,8 @@ pub(super) async fn diagnose(store: &SqliteStore) -> Result<Diagnosis, StoreErro
     Ok(Diagnosis::new(server, round_trip, None, findings))
 }
 
-fn judge(settings: &Settings) -> Vec<Finding> {
-    let Settings { journal_mode, synchronous, schema_version } = settings;
+fn judge(settings: &ConnectionSettings) -> Vec<Finding> {
+    let ConnectionSettings { journal_mode, synchronous, schema_version } = settings;
     let durable = if journal_mode == "wal" && *synchronous >= 2 {
         Finding::fine("WAL with synchronous=FULL: a commit is on disk when it is answered")
     } else {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn weak_settings_are_named() {
-        let settings = |mode: &str, synchronous, schema_version| Settings {
+        let settings = |mode: &str, synchronous, schema_version| ConnectionSettings {
             journal_mode: mode.to_owned(),
             synchronous,
             schema_version,

@@ -3,11 +3,11 @@
 use onetake_core::decide::{self, Moment, SettleEffect};
 use onetake_core::{
     Attempt, Clock, Completion, FinishError, Message, MessageId, Settlement, SystemClock,
-    Timestamp, Verb,
+    Timestamp, Transition,
 };
 use rusqlite::{Connection, Transaction, named_params};
 
-use super::{ledger, table};
+use super::{table, transitions};
 
 const SAY: &str = "
     INSERT INTO onetake_outbox (message, lane, ordering, topic, headers, payload, created_at, state_at)
@@ -56,9 +56,9 @@ fn write(
         return Err(FinishError::NotDurable("set PRAGMA synchronous = FULL on it"));
     }
     let Completion { recording, messages, .. } = completion;
-    let verb = Verb::Complete(recording.clone());
-    let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
-    let found = ledger::load(connection, attempt.id).map_err(FinishError::Database)?;
+    let transition = Transition::Complete(recording.clone());
+    let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, transition };
+    let found = transitions::load(connection, attempt.id).map_err(FinishError::Database)?;
     let found = found.map_err(FinishError::Unreadable)?;
     let SettleEffect::Write(record) = decide::settle(found.as_ref(), &settlement, Moment::at(now))
     else {

@@ -45,18 +45,18 @@
 //! record's), and `said` (the entry, encoded). `onetake_outbox` and `onetake_lanes` are as in
 //! PostgreSQL.
 
+mod audit;
 mod committer;
 mod doctor;
 mod error;
 mod finish;
-mod ledger;
-mod notes;
 mod outbox;
 mod parked;
 mod recovery;
 mod schema;
 mod table;
 mod transactional;
+mod transitions;
 mod turns;
 mod wal_check;
 
@@ -68,7 +68,7 @@ use futures_util::future::BoxFuture;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use onetake_core::note::{Note, NotePlace, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
 use onetake_core::store::{
     Answers, AuditLog, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex, Sealing,
     SharedSecrets, Swept,
@@ -80,7 +80,7 @@ use onetake_core::{
 
 use crate::Diagnosis;
 use crate::thread::{StoreThread, each};
-use committer::{Committer, Job};
+use committer::{Committer, SqliteJob};
 use error::{During, refused};
 use schema::Owner;
 
@@ -92,7 +92,7 @@ pub use transactional::{Transactional, TransactionalInbox, WorkError};
 pub struct SqliteStore {
     file: PathBuf,
     clock: Arc<dyn Clock>,
-    thread: StoreThread<Job>,
+    thread: StoreThread<SqliteJob>,
 }
 
 impl SqliteStore {
@@ -158,7 +158,10 @@ impl SqliteStore {
     }
 
     /// Sends a job to the thread that owns the connection.
-    async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
+    async fn ask<T>(
+        &self,
+        job: impl FnOnce(oneshot::Sender<T>) -> SqliteJob,
+    ) -> Result<T, StoreError> {
         self.thread.ask(job).await
     }
 
@@ -168,7 +171,7 @@ impl SqliteStore {
         read: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<R> + Send + 'static,
     ) -> Result<R, StoreError> {
         self.ask(|reply| {
-            Job::Read(Box::new(move |connection, now| {
+            SqliteJob::Read(Box::new(move |connection, now| {
                 let read = |connection| read(connection, now);
                 let answer = connection
                     .and_then(|it| read(it).map_err(|error| refused(error, During::Work)));
@@ -191,41 +194,49 @@ impl Store for SqliteStore {
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         let count = batch.len();
-        async move { each(count, self.ask(|reply| Job::Write(ledger::claims(batch, reply))).await) }
-            .boxed()
+        async move {
+            each(count, self.ask(|reply| SqliteJob::Write(transitions::claims(batch, reply))).await)
+        }
+        .boxed()
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         let count = batch.len();
-        async move { each(count, self.ask(|reply| Job::Write(ledger::settlements(batch, reply))).await) }.boxed()
+        async move {
+            each(
+                count,
+                self.ask(|reply| SqliteJob::Write(transitions::settlements(batch, reply))).await,
+            )
+        }
+        .boxed()
     }
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         let count = ids.len();
-        async move { each(count, self.ask(|reply| Job::Load(ids, reply)).await) }.boxed()
+        async move { each(count, self.ask(|reply| SqliteJob::Load(ids, reply)).await) }.boxed()
     }
 
     fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
         match which {
             Due::LeaseEnd => {
-                async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+                async move { self.ask(|reply| SqliteJob::Abandoned(limit, reply)).await? }.boxed()
             }
             Due::Reconcile => {
-                async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
+                async move { self.ask(|reply| SqliteJob::Unsettled(limit, reply)).await? }.boxed()
             }
         }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
+        async move { self.ask(|reply| SqliteJob::Sweep(limit, reply)).await? }.boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.ask(Job::Settings).await?.map(drop) }.boxed()
+        async move { self.ask(SqliteJob::Settings).await?.map(drop) }.boxed()
     }
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.thread.close(Job::Close).boxed()
+        self.thread.close(SqliteJob::Close).boxed()
     }
 }
 
@@ -245,20 +256,22 @@ impl RecordIndex for SqliteStore {
 }
 
 impl AuditLog for SqliteStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.only(self.ask(|reply| Job::Write(ledger::note(note, reply))).await?) }
-            .boxed()
+    fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            self.only(self.ask(|reply| SqliteJob::Write(transitions::audit(entry, reply))).await?)
+        }
+        .boxed()
     }
 
-    fn notes(
+    fn audit_entries(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+    ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
         async move {
-            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-            self.read(move |it, _| notes::read(it, of, from, limit)).await
+            let from = from.map(|cursor| AuditPosition::of(&cursor)).transpose()?;
+            self.read(move |it, _| audit::read(it, of, from, limit)).await
         }
         .boxed()
     }
@@ -271,7 +284,9 @@ impl SharedSecrets for SqliteStore {
         fresh: [u8; 32],
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         async move {
-            self.only(self.ask(|reply| Job::Write(ledger::secret(name, fresh, reply))).await?)
+            self.only(
+                self.ask(|reply| SqliteJob::Write(transitions::secret(name, fresh, reply))).await?,
+            )
         }
         .boxed()
     }

@@ -10,16 +10,16 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use onetake_core::clock::micros;
 use onetake_core::decide::Moment;
 use onetake_core::outbox::{
-    COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, Parked, Turn,
-    Waiting,
+    COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, ParkedMessage,
+    PendingMessage, Turn,
 };
 use onetake_core::{StoreError, Timestamp};
 
 use super::SqliteStore;
-use super::committer::Job;
-use super::ledger::{self, Decided};
+use super::committer::SqliteJob;
 use super::parked::{FAILING, PARKED, discard, parked, retry};
-use super::turns::{HELD_MAX, Taken, Wanted, take};
+use super::transitions::{self, Decided};
+use super::turns::{HELD_MAX, TurnLimits, TurnResult, take};
 
 /// The schema. Times are microseconds since the epoch. The columns are those of PostgreSQL.
 pub(super) const TABLES: &str = "
@@ -109,7 +109,7 @@ const LATER: i64 = 3;
 const BEHIND: i64 = 4;
 
 /// A relay's report on a turn.
-struct Said {
+struct TurnReport {
     lane: u8,
     turn: u64,
     deliveries: Vec<(u64, Delivery)>,
@@ -137,7 +137,7 @@ pub(super) fn write(
     written.map(drop)
 }
 
-fn settle(connection: &Connection, said: &Said, moment: Moment) -> Decided<bool> {
+fn settle(connection: &Connection, said: &TurnReport, moment: Moment) -> Decided<bool> {
     let now = signed(moment.now.as_micros());
     let turn = named_params! { ":lane": said.lane, ":turn": signed(said.turn) };
     if connection.prepare_cached(GIVE_BACK)?.execute(turn)? == 0 {
@@ -196,13 +196,13 @@ fn counts(connection: &Connection, now: Timestamp) -> rusqlite::Result<OutboxCou
 }
 
 /// Returns a message, and whether all of it was readable.
-pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
+pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(PendingMessage, bool)> {
     let id: Option<[u8; MessageId::BYTES]> = row.get_ref(1)?.as_blob()?.try_into().ok();
     let headers = Bytes::copy_from_slice(row.get_ref(4)?.as_blob()?);
     let headers = Message::headers_from_bytes(headers).ok();
     let ((order, order_is_text), (topic, topic_is_text)) = (text(row, 2)?, text(row, 3)?);
     let is_readable = id.is_some() && headers.is_some() && order_is_text && topic_is_text;
-    let waiting = Waiting {
+    let waiting = PendingMessage {
         place: unsigned(row.get(0)?),
         id: MessageId::from_bytes(id.unwrap_or_default()),
         message: Message {
@@ -243,7 +243,8 @@ impl SqliteStore {
         decide: fn(&Connection, &T, Moment) -> Decided<R>,
     ) -> BoxFuture<'_, Result<R, StoreError>> {
         async move {
-            let answers = self.ask(|reply| Job::Write(ledger::one(item, decide, reply))).await?;
+            let answers =
+                self.ask(|reply| SqliteJob::Write(transitions::one(item, decide, reply))).await?;
             self.only(answers)
         }
         .boxed()
@@ -259,10 +260,10 @@ impl Outbox for SqliteStore {
     ) -> BoxFuture<'_, Result<Option<Turn>, StoreError>> {
         async move {
             for _ in 0..LOOKS_MAX {
-                match self.outbox(Wanted { hold, limit, bytes }, take).await? {
-                    Taken::Turn(turn) => return Ok(Some(turn)),
-                    Taken::More => {}
-                    Taken::Nothing => break,
+                match self.outbox(TurnLimits { hold, limit, bytes }, take).await? {
+                    TurnResult::Turn(turn) => return Ok(Some(turn)),
+                    TurnResult::More => {}
+                    TurnResult::Nothing => break,
                 }
             }
             Ok(None)
@@ -276,7 +277,7 @@ impl Outbox for SqliteStore {
         turn: u64,
         deliveries: Vec<(u64, Delivery)>,
     ) -> BoxFuture<'_, Result<bool, StoreError>> {
-        self.outbox(Said { lane, turn, deliveries }, settle)
+        self.outbox(TurnReport { lane, turn, deliveries }, settle)
     }
 
     fn prune(&self, kept: Duration, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
@@ -287,11 +288,19 @@ impl Outbox for SqliteStore {
         self.read(counts).boxed()
     }
 
-    fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+    fn parked(
+        &self,
+        behind: u64,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>> {
         self.read(move |it, _| parked(it, PARKED, behind, limit)).boxed()
     }
 
-    fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+    fn failing(
+        &self,
+        behind: u64,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Vec<ParkedMessage>, StoreError>> {
         self.read(move |it, _| parked(it, FAILING, behind, limit)).boxed()
     }
 

@@ -3,10 +3,10 @@
 use rusqlite::{Connection, OptionalExtension, named_params};
 
 use onetake_core::decide::Moment;
-use onetake_core::outbox::{Delivery, MessageId, Parked};
+use onetake_core::outbox::{Delivery, MessageId, ParkedMessage};
 
-use super::ledger::Decided;
 use super::outbox::{bring_forward, signed, timestamp, unsigned, waiting, write};
+use super::transitions::Decided;
 
 pub(super) const PARKED: &str = "
     SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
@@ -34,13 +34,17 @@ pub(super) fn parked(
     sql: &str,
     behind: u64,
     limit: usize,
-) -> rusqlite::Result<Vec<Parked>> {
+) -> rusqlite::Result<Vec<ParkedMessage>> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map(
         named_params! { ":behind": signed(behind), ":limit": limit },
         |row| {
-            Ok(Parked { waiting: waiting(row)?.0, at: timestamp(row.get(8)?), error: row.get(9)? })
+            Ok(ParkedMessage {
+                waiting: waiting(row)?.0,
+                at: timestamp(row.get(8)?),
+                error: row.get(9)?,
+            })
         },
     )?;
     rows.collect()

@@ -61,10 +61,10 @@ const MAKE_SECRET: &str =
 
 /// The record of a row, or the error of reading it. An unreadable row fails only the requests for
 /// it (S21).
-pub(super) type Found = Result<Record, codec::DecodeError>;
+pub(super) type RowResult = Result<Record, codec::DecodeError>;
 
 /// Returns the record of an id.
-pub(super) fn find(connection: &Connection, id: RecordId) -> rusqlite::Result<Option<Found>> {
+pub(super) fn find(connection: &Connection, id: RecordId) -> rusqlite::Result<Option<RowResult>> {
     let mut statement = connection.prepare_cached(FIND)?;
     statement.query_row(named_params! { ":id": id.as_bytes() }, read).optional()
 }
@@ -133,7 +133,7 @@ pub(super) fn abandoned(
     connection: &Connection,
     now: Timestamp,
     limit: usize,
-) -> rusqlite::Result<Vec<Found>> {
+) -> rusqlite::Result<Vec<RowResult>> {
     due(connection, ABANDONED, now, limit)
 }
 
@@ -142,7 +142,7 @@ pub(super) fn unsettled(
     connection: &Connection,
     now: Timestamp,
     limit: usize,
-) -> rusqlite::Result<Vec<Found>> {
+) -> rusqlite::Result<Vec<RowResult>> {
     due(connection, UNSETTLED, now, limit)
 }
 
@@ -151,7 +151,7 @@ fn due(
     statement: &str,
     now: Timestamp,
     limit: usize,
-) -> rusqlite::Result<Vec<Found>> {
+) -> rusqlite::Result<Vec<RowResult>> {
     let found = due_with_ids(connection, statement, now, limit)?;
     Ok(found.into_iter().map(|(_, found)| found).collect())
 }
@@ -161,7 +161,7 @@ fn due_with_ids(
     statement: &str,
     now: Timestamp,
     limit: usize,
-) -> rusqlite::Result<Vec<(RecordId, Found)>> {
+) -> rusqlite::Result<Vec<(RecordId, RowResult)>> {
     let mut statement = connection.prepare_cached(statement)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let due = named_params! { ":now": time(now), ":limit": limit };
@@ -242,11 +242,11 @@ pub(super) fn make_secret(
     statement.execute(made).map(drop)
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<Found> {
+fn read(row: &Row<'_>) -> rusqlite::Result<RowResult> {
     read_with_id(row).map(|(_, found)| found)
 }
 
-fn read_with_id(row: &Row<'_>) -> rusqlite::Result<(RecordId, Found)> {
+fn read_with_id(row: &Row<'_>) -> rusqlite::Result<(RecordId, RowResult)> {
     let id = RecordId::from_bytes(row.get("id")?);
     let bytes = row.get_ref("record")?.as_blob()?;
     if !is_checked(row, [id.as_bytes(), bytes])? {
@@ -283,7 +283,7 @@ fn signed(value: u64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::notes;
+    use super::super::audit;
     use super::*;
 
     #[test]
@@ -305,9 +305,9 @@ mod tests {
             NEVER_SWEEP,
             MORE_TO_SWEEP,
             SWEPT_FENCE,
-            notes::READ,
-            notes::READ_OF,
-            notes::SWEEP,
+            audit::READ,
+            audit::READ_OF,
+            audit::SWEEP,
         ] {
             let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
             for at in 1..=plan.parameter_count() {
@@ -319,7 +319,7 @@ mod tests {
                 let scans = detail.starts_with("SCAN") && detail != "SCAN CONSTANT ROW";
                 assert!(!scans, "{statement}: {detail}");
                 // With the other index it would visit the notes of all records.
-                let of_one = statement != notes::READ_OF || detail.contains("onetake_notes_id");
+                let of_one = statement != audit::READ_OF || detail.contains("onetake_notes_id");
                 assert!(of_one, "{statement}: {detail}");
                 let of_asks = statement != UNSETTLED || detail.contains("onetake_records_ask");
                 assert!(of_asks, "{statement}: {detail}");

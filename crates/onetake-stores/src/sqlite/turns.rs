@@ -15,10 +15,10 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, Params, named_par
 
 use onetake_core::Timestamp;
 use onetake_core::decide::Moment;
-use onetake_core::outbox::{Delivery, Turn, Waiting};
+use onetake_core::outbox::{Delivery, PendingMessage, Turn};
 
-use super::ledger::Decided;
 use super::outbox::{bring_forward, signed, unsigned, waiting, write};
+use super::transitions::Decided;
 
 const FREE: &str =
     "SELECT lane, turn FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
@@ -63,14 +63,14 @@ const LOOKED_MAX: usize = 2_000;
 pub(super) const HELD_MAX: Duration = Duration::from_hours(24);
 
 /// The limits of a turn that a relay asks for.
-pub(super) struct Wanted {
+pub(super) struct TurnLimits {
     pub(super) hold: Duration,
     pub(super) limit: usize,
     pub(super) bytes: usize,
 }
 
 /// The result of a search for a turn.
-pub(super) enum Taken {
+pub(super) enum TurnResult {
     Turn(Turn),
     /// There is more to search. The call ends here so that no call takes long.
     More,
@@ -78,14 +78,18 @@ pub(super) enum Taken {
 }
 
 /// A lane at one moment.
-struct Lane<'a> {
+struct OutboxLane<'a> {
     connection: &'a Connection,
     lane: u8,
     now: Timestamp,
     limit: usize,
 }
 
-pub(super) fn take(connection: &Connection, wanted: &Wanted, moment: Moment) -> Decided<Taken> {
+pub(super) fn take(
+    connection: &Connection,
+    wanted: &TurnLimits,
+    moment: Moment,
+) -> Decided<TurnResult> {
     let now = signed(moment.now.as_micros());
     let mut free = connection.prepare_cached(FREE)?;
     let lanes = free.query_map(named_params! { ":now": now }, |row| Ok((row.get(0)?, row.get(1)?)));
@@ -93,21 +97,21 @@ pub(super) fn take(connection: &Connection, wanted: &Wanted, moment: Moment) -> 
     let limit = wanted.limit.max(1);
     let mut looks_left = (LOOKED_MAX / limit.max(LOOK_MIN)).max(1);
     for (number, turns) in lanes {
-        let lane = Lane { connection, lane: number, now: moment.now, limit };
+        let lane = OutboxLane { connection, lane: number, now: moment.now, limit };
         let fresh = lane.fresh(&mut looks_left)?;
         let chosen = choose(lane.due()?, fresh, limit, turns);
         let messages = lane.messages(&chosen, wanted.bytes)?;
         if !messages.is_empty() {
             let turn = lane.take(moment.now.plus(wanted.hold.min(HELD_MAX)))?;
-            return Ok(Ok(Taken::Turn(Turn { lane: number, turn, messages })));
+            return Ok(Ok(TurnResult::Turn(Turn { lane: number, turn, messages })));
         }
         if looks_left == 0 {
             // This lane may have more of the same messages, so the other lanes come first.
             lane.take(Timestamp::from_micros(0))?;
-            return Ok(Ok(Taken::More));
+            return Ok(Ok(TurnResult::More));
         }
     }
-    Ok(Ok(Taken::Nothing))
+    Ok(Ok(TurnResult::Nothing))
 }
 
 /// Chooses the messages of a turn. Fresh messages get half of it, and due messages, which failed
@@ -128,7 +132,7 @@ fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize, turns: i64) -> V
     }
 }
 
-impl Lane<'_> {
+impl OutboxLane<'_> {
     /// Returns fresh messages that are not held back. The others are put behind the message that
     /// holds them back.
     fn fresh(&self, looks_left: &mut usize) -> rusqlite::Result<Vec<u64>> {
@@ -207,7 +211,7 @@ impl Lane<'_> {
     }
 
     /// Returns as many of these messages as fit, in the order of their places.
-    fn messages(&self, chosen: &[u64], bytes_max: usize) -> rusqlite::Result<Vec<Waiting>> {
+    fn messages(&self, chosen: &[u64], bytes_max: usize) -> rusqlite::Result<Vec<PendingMessage>> {
         let (mut messages, mut bytes) = (Vec::new(), 0);
         for place in chosen {
             let mut found = self.connection.prepare_cached(MESSAGE)?;

@@ -10,7 +10,7 @@ mod subjects;
 use onetake_conformance::Subject;
 use onetake_conformance::differential::{Differences, Leases, Sweeps, play};
 use onetake_core::{
-    AttemptId, Claim, Claimed, Fingerprint, Origin, RecordId, Settlement, Terms, Verb,
+    AttemptId, Claim, Claimed, Fingerprint, Origin, RecordId, Settlement, Terms, Transition,
 };
 use onetake_sim::servers::{Dynamo, Postgres, Redis};
 
@@ -107,9 +107,9 @@ async fn a_claim_that_is_sent_again_keeps_its_fence_although_the_floor_is_as_hig
     };
     let granted = store.claim(vec![claim(1), claim(2)]).await;
     let Ok(Claimed::Granted { fence }) = &granted[0] else { panic!("{granted:?}") };
-    for verb in [Verb::Release, Verb::Forget] {
+    for transition in [Transition::Release, Transition::Forget] {
         let Claim { id, attempt, .. } = claim(2);
-        store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+        store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
     }
     assert_eq!(store.sweep(10).await.unwrap().removed, 1);
     let again = store.claim(vec![claim(1), claim(3)]).await;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use onetake_core::store::Due;
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Fingerprint, Key, ManualClock, RecordId, Recording, Scope,
-    Settled, Settlement, Store, StoreError, StoreErrorKind, Terms, Verb,
+    Settled, Settlement, Store, StoreError, StoreErrorKind, Terms, Transition,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Dynamo, free_port, until};
@@ -32,8 +32,8 @@ async fn ask(store: &DynamoStore, claim: &Claim) -> Result<Claimed, StoreError> 
 }
 
 async fn complete(store: &DynamoStore, claim: &Claim) -> Result<Settled, StoreError> {
-    let verb = Verb::Complete(Recording::new("paid"));
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    let transition = Transition::Complete(Recording::new("paid"));
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     store.settle(vec![settlement]).await.remove(0)
 }
 
@@ -175,7 +175,7 @@ async fn a_failed_condition_alone_does_not_mean_that_nothing_is_there() {
     assert_eq!(record.attempt, key.attempt);
     assert_eq!(hidden.load(Ordering::SeqCst), 1, "what is there was not sent along");
     // The first store's item in memory is out of date now.
-    let renewal = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Renew };
+    let renewal = Settlement { id: key.id, attempt: key.attempt, transition: Transition::Renew };
     other.settle(vec![renewal]).await.remove(0).unwrap();
     let completed = complete(&store, &key).await.unwrap();
     assert!(matches!(completed, Settled::Done { .. }), "{completed:?}");
@@ -193,7 +193,7 @@ async fn a_write_that_landed_and_is_sent_again_is_its_own_success() {
     assert!(matches!(ask(&store, &key).await.unwrap(), Claimed::Granted { .. }));
     assert_eq!(left.load(Ordering::SeqCst), 0, "an answer was lost");
     left.store(1, Ordering::SeqCst);
-    let renewal = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Renew };
+    let renewal = Settlement { id: key.id, attempt: key.attempt, transition: Transition::Renew };
     let renewed = store.settle(vec![renewal]).await.remove(0).unwrap();
     assert!(matches!(renewed, Settled::Done { .. }), "{renewed:?}");
     left.store(1, Ordering::SeqCst);
@@ -225,7 +225,7 @@ async fn a_forgetting_that_landed_and_is_sent_again_is_its_own_success() {
     ask(&store, &key).await.unwrap();
     complete(&store, &key).await.unwrap();
     left.store(1, Ordering::SeqCst);
-    let forget = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Forget };
+    let forget = Settlement { id: key.id, attempt: key.attempt, transition: Transition::Forget };
     let forgotten = store.settle(vec![forget]).await.remove(0).unwrap();
     assert_eq!(left.load(Ordering::SeqCst), 0, "an answer was lost");
     assert!(matches!(forgotten, Settled::Done { .. }), "{forgotten:?}");

@@ -20,7 +20,7 @@ use onetake_core::store::{Due, DueAttempt, RecordIndex};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock,
     OnUnknown, Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
-    StoreErrorKind, Terms, Timestamp, Verb,
+    StoreErrorKind, Terms, Timestamp, Transition,
 };
 use onetake_sim::servers::Dynamo;
 use onetake_stores::dynamodb::{RECORDING_BYTES_MAX, TableChange};
@@ -152,13 +152,17 @@ async fn found(store: &DynamoStore, claim: &Claim) -> (Arc<Record>, Reading) {
     }
 }
 
-async fn settle(store: &DynamoStore, claim: &Claim, verb: Verb) -> Result<Settled, StoreError> {
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+async fn settle(
+    store: &DynamoStore,
+    claim: &Claim,
+    transition: Transition,
+) -> Result<Settled, StoreError> {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     store.settle(vec![settlement]).await.remove(0)
 }
 
-async fn done(store: &DynamoStore, claim: &Claim, verb: Verb) -> Arc<Record> {
-    match settle(store, claim, verb).await.unwrap() {
+async fn done(store: &DynamoStore, claim: &Claim, transition: Transition) -> Arc<Record> {
+    match settle(store, claim, transition).await.unwrap() {
         Settled::Done { record, .. } => record,
         Settled::Stale { current } => panic!("stale: {current:?}"),
     }
@@ -209,13 +213,16 @@ async fn a_key_is_reusable_a_margin_after_it_expired() {
     let nodes = nodes(&server, &[seconds(0)], seconds(600)).await;
     let (store, clock, key) = (&nodes[0].store, &nodes[0].clock, claim("a", 1));
     let fence = granted(store, &key).await;
-    done(store, &key, Verb::Complete(Recording::new("paid"))).await;
+    done(store, &key, Transition::Complete(Recording::new("paid"))).await;
     for wait in [seconds(24 * 3600 - 1), seconds(1), seconds(599)] {
         clock.advance(wait);
         let (_, reading) = found(store, &claim("a", 2)).await;
         assert_eq!(reading, Reading::Settled, "the caller reads it as the store does");
         assert!(load(store, &key).await.is_some());
-        assert_eq!(done(store, &key, Verb::Complete(Recording::new("paid"))).await.fence, fence);
+        assert_eq!(
+            done(store, &key, Transition::Complete(Recording::new("paid"))).await.fence,
+            fence
+        );
     }
     clock.advance(seconds(1));
     assert!(load(store, &key).await.is_none());
@@ -235,7 +242,7 @@ async fn nodes_whose_clocks_differ_never_both_run() {
     granted(behind, &runs).await;
     let once = claim("once", 2);
     granted(behind, &once).await;
-    done(behind, &once, Verb::Complete(Recording::new("paid"))).await;
+    done(behind, &once, Transition::Complete(Recording::new("paid"))).await;
 
     // By the clock that is ahead, lease and grace had ended before its first read.
     for _ in 0..59 {
@@ -243,11 +250,14 @@ async fn nodes_whose_clocks_differ_never_both_run() {
         assert_eq!(ahead.due(Due::LeaseEnd, 10).await.unwrap(), []);
         pass(&nodes, seconds(1)).await;
     }
-    assert!(matches!(settle(ahead, &runs, Verb::Abandon).await.unwrap(), Settled::Stale { .. }));
+    assert!(matches!(
+        settle(ahead, &runs, Transition::ExpireLease).await.unwrap(),
+        Settled::Stale { .. }
+    ));
     pass(&nodes, seconds(1)).await;
     assert_eq!(ahead.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
     granted(ahead, &claim("runs", 3)).await;
-    let late = settle(behind, &runs, Verb::Complete(Recording::new("late"))).await.unwrap();
+    let late = settle(behind, &runs, Transition::Complete(Recording::new("late"))).await.unwrap();
     assert!(matches!(late, Settled::Stale { .. }), "{late:?}");
 
     // A day after the claim, both nodes still know the key; then it is free for both.
@@ -273,7 +283,7 @@ async fn an_owner_that_renews_is_never_preempted() {
     // Three times lease and grace.
     for second in 0..180 {
         if second % 29 == 0 {
-            done(owner, &runs, Verb::Renew).await;
+            done(owner, &runs, Transition::Renew).await;
         }
         if second % 7 == 0 {
             assert_eq!(found(watcher, &claim("a", 2)).await.1, Reading::InFlight);
@@ -281,7 +291,7 @@ async fn an_owner_that_renews_is_never_preempted() {
         assert_eq!(watcher.due(Due::LeaseEnd, 10).await.unwrap(), []);
         pass(&nodes, seconds(1)).await;
     }
-    done(owner, &runs, Verb::Complete(Recording::new("x"))).await;
+    done(owner, &runs, Transition::Complete(Recording::new("x"))).await;
 }
 
 #[tokio::test]
@@ -301,7 +311,7 @@ async fn a_node_that_just_started_watches_first() {
     assert_eq!(found(&node, &claim("a", 2)).await.1, Reading::InFlight);
     clock.advance(seconds(1));
     assert_eq!(found(&node, &claim("a", 2)).await.0.state.name(), "unknown");
-    let late = done(&node, &runs, Verb::Complete(Recording::new("late, but true"))).await;
+    let late = done(&node, &runs, Transition::Complete(Recording::new("late, but true"))).await;
     assert_eq!(late.state.name(), "completed", "its owner is believed all the same");
 }
 
@@ -313,11 +323,15 @@ async fn a_late_owner_does_not_write_over_what_was_settled_meanwhile() {
     let runs = claim("a", 1);
     granted(owner, &runs).await;
     pass(&nodes, seconds(60)).await;
-    done(other, &runs, Verb::Abandon).await;
+    done(other, &runs, Transition::ExpireLease).await;
     // An operator settles the same attempt. Its owner still has the claimed item in memory.
-    let resolved = done(other, &runs, Verb::Complete(Recording::new("by an operator"))).await;
-    for verb in [Verb::Renew, Verb::Complete(Recording::new("by its owner")), Verb::Release] {
-        let late = settle(owner, &runs, verb).await.unwrap();
+    let resolved = done(other, &runs, Transition::Complete(Recording::new("by an operator"))).await;
+    for transition in [
+        Transition::Renew,
+        Transition::Complete(Recording::new("by its owner")),
+        Transition::Release,
+    ] {
+        let late = settle(owner, &runs, transition).await.unwrap();
         let Settled::Stale { current } = late else { panic!("{late:?} (S4)") };
         assert_eq!(current, Some(Arc::clone(&resolved)));
     }
@@ -333,8 +347,13 @@ async fn items_of_one_key_are_done_in_their_order() {
         let claims: Vec<Claim> = (1..9).map(|attempt| claim(&key, attempt)).collect();
         let answers = store.claim(claims.clone()).await;
         assert!(matches!(answers[0], Ok(Claimed::Granted { .. })), "the first one runs");
-        let verbs = [Verb::Renew, Verb::Fail(declined()), Verb::Complete(Recording::new("late"))];
-        let settlement = |verb| Settlement { id: claims[0].id, attempt: claims[0].attempt, verb };
+        let verbs = [
+            Transition::Renew,
+            Transition::Fail(declined()),
+            Transition::Complete(Recording::new("late")),
+        ];
+        let settlement =
+            |transition| Settlement { id: claims[0].id, attempt: claims[0].attempt, transition };
         let answers = store.settle(verbs.map(settlement).into()).await;
         let settled = |answer: &Result<Settled, _>| matches!(answer, Ok(Settled::Done { .. }));
         assert_eq!(answers.iter().map(settled).collect::<Vec<_>>(), [true, true, false]);
@@ -389,10 +408,10 @@ async fn a_recording_that_does_not_fit_is_kept_as_not_replayable() {
         let claim = claim(key, 1);
         granted(&store, &claim).await;
         let whole = Recording { head: vec![1; head].into(), body: Some(vec![2; body].into()) };
-        let first = done(&store, &claim, Verb::Complete(whole.clone())).await;
+        let first = done(&store, &claim, Transition::Complete(whole.clone())).await;
         let seen = (recording(&first).head.len(), recording(&first).body.as_ref().map(|b| b.len()));
         assert_eq!(seen, kept, "{key}");
-        let again = done(&store, &claim, Verb::Complete(whole)).await;
+        let again = done(&store, &claim, Transition::Complete(whole)).await;
         assert_eq!(again, first, "{key}: sent again, it is its own success");
         let (record, reading) = found(&store, &self::claim(key, 2)).await;
         assert_eq!(reading, Reading::Settled, "{key}: it is never run again");
@@ -492,7 +511,7 @@ async fn indexes_that_an_earlier_version_did_without_are_added() {
     granted(&store, &claim("a", 1)).await;
     let unknown = to_be_reconciled("unknown", 1);
     granted(&store, &unknown).await;
-    done(&store, &unknown, Verb::Unknown(Cause::TimedOut)).await;
+    done(&store, &unknown, Transition::Unknown(Cause::TimedOut)).await;
     for index in ["found", "asks"] {
         let delete = DeleteGlobalSecondaryIndexAction::builder().index_name(index).build().unwrap();
         let update = GlobalSecondaryIndexUpdate::builder().delete(delete).build();
@@ -540,9 +559,11 @@ async fn of_many_nodes_that_would_ask_at_the_same_moment_one_does() {
     for key in ["a", "b", "c", "d"] {
         let this = to_be_reconciled(key, 1);
         granted(&nodes[0].store, &this).await;
-        done(&nodes[0].store, &this, Verb::Unknown(Cause::TimedOut)).await;
+        done(&nodes[0].store, &this, Transition::Unknown(Cause::TimedOut)).await;
         // All of them replace the same item with the same content.
-        let asks = nodes.iter().map(|node| settle(&node.store, &this, Verb::Defer(seconds(5))));
+        let asks = nodes
+            .iter()
+            .map(|node| settle(&node.store, &this, Transition::PostponeReconcile(seconds(5))));
         let answers = futures_util::future::join_all(asks).await;
         let asking = answers.iter().filter(|answer| matches!(answer, Ok(Settled::Done { .. })));
         assert!(asking.count() <= 1, "{answers:?}");
@@ -558,13 +579,14 @@ async fn what_is_due_is_due_by_the_clock_of_who_asks() {
     let [ahead, behind] = nodes.as_slice() else { panic!("two nodes") };
     let this = to_be_reconciled("a", 1);
     granted(&ahead.store, &this).await;
-    done(&ahead.store, &this, Verb::Unknown(Cause::TimedOut)).await;
+    done(&ahead.store, &this, Transition::Unknown(Cause::TimedOut)).await;
     assert_eq!(ahead.store.due(Due::Reconcile, 9).await.unwrap(), [named(&this)]);
     assert!(behind.store.due(Due::Reconcile, 9).await.unwrap().is_empty(), "it asks later");
-    let early = settle(&behind.store, &this, Verb::Defer(seconds(5))).await.unwrap();
+    let early =
+        settle(&behind.store, &this, Transition::PostponeReconcile(seconds(5))).await.unwrap();
     assert!(matches!(early, Settled::Stale { .. }), "{early:?}");
     // A node that knows the outcome can settle it, whatever its clock.
-    done(&behind.store, &this, Verb::Complete(Recording::new("found"))).await;
+    done(&behind.store, &this, Transition::Complete(Recording::new("found"))).await;
     assert!(ahead.store.due(Due::Reconcile, 9).await.unwrap().is_empty());
 }
 
@@ -576,12 +598,12 @@ async fn what_is_forgotten_is_gone_at_once_by_any_clock() {
     let [ahead, behind] = nodes.as_slice() else { panic!("two nodes") };
     let this = claim("a", 1);
     let fence = granted(&ahead.store, &this).await;
-    let verb = Verb::Complete(Recording::new("a secret"));
-    done(&ahead.store, &this, verb).await;
-    done(&ahead.store, &this, Verb::Forget).await;
+    let transition = Transition::Complete(Recording::new("a secret"));
+    done(&ahead.store, &this, transition).await;
+    done(&ahead.store, &this, Transition::Forget).await;
     for node in [ahead, behind] {
         assert!(load(&node.store, &this).await.is_none());
-        let again = settle(&node.store, &this, Verb::Forget).await.unwrap();
+        let again = settle(&node.store, &this, Transition::Forget).await.unwrap();
         assert!(matches!(again, Settled::Stale { .. }), "{again:?}");
     }
     let other = Claim { fingerprint: Fingerprint::of(b"something else"), ..claim("a", 2) };

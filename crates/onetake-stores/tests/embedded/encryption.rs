@@ -9,7 +9,7 @@ use onetake_core::store::Due;
 use onetake_core::{
     Answer, AttemptId, Begin, Cause, Claim, Claimed, Clock, Engine, Fingerprint, Key, Memo,
     MemoryStore, OnUnknown, Operation, Origin, Record, Recording, Scope, Settled, Settlement,
-    Settling, State, Store, StoreErrorKind, TenantDigest, Terms, Verb,
+    Settling, State, Store, StoreErrorKind, TenantDigest, Terms, Transition,
 };
 use onetake_stores::{EmbeddedStore, EncryptionKey, SealedStore};
 
@@ -154,8 +154,8 @@ fn reconciled() -> Claim {
     }
 }
 
-async fn settle(store: &dyn Store, claim: &Claim, verb: Verb) -> Settled {
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+async fn settle(store: &dyn Store, claim: &Claim, transition: Transition) -> Settled {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     store.settle(vec![settlement]).await.remove(0).unwrap()
 }
 
@@ -169,11 +169,12 @@ async fn sights(store: &dyn Store, claim: &Claim) -> [Arc<Record>; 4] {
     };
     let loaded = store.load(vec![claim.id]).await.remove(0).unwrap().unwrap();
     let Settled::Done { record: done, .. } =
-        settle(store, claim, Verb::Unknown(Cause::TimedOut)).await
+        settle(store, claim, Transition::Unknown(Cause::TimedOut)).await
     else {
         panic!("stale");
     };
-    let Settled::Stale { current: Some(stale) } = settle(store, &other, Verb::Release).await else {
+    let Settled::Stale { current: Some(stale) } = settle(store, &other, Transition::Release).await
+    else {
         panic!("another attempt was believed");
     };
     [found, loaded, done, stale]
@@ -194,7 +195,7 @@ async fn a_memo_is_opened_wherever_its_record_comes_back() {
             |text: &str| kept.to_bytes().windows(text.len()).any(|at| at == text.as_bytes());
         assert_eq!(holds("card network"), keys.is_empty(), "what a thief finds");
         assert!(holds("POST /pay"), "the route is for operators");
-        settle(&store, &claim, Verb::Unknown(Cause::TimedOut)).await;
+        settle(&store, &claim, Transition::Unknown(Cause::TimedOut)).await;
         for record in sights(&store, &claim).await {
             assert_eq!(record.origin, claim.origin);
         }
@@ -207,7 +208,7 @@ async fn a_memo_whose_key_is_gone_hides_nothing_else() {
     let inner = MemoryStore::new();
     sealed(inner.clone(), &["k1"]).claim(vec![claim.clone()]).await.remove(0).unwrap();
     let store = sealed(inner.clone(), &["k2"]);
-    settle(&store, &claim, Verb::Unknown(Cause::TimedOut)).await;
+    settle(&store, &claim, Transition::Unknown(Cause::TimedOut)).await;
     for record in sights(&store, &claim).await {
         assert_eq!(record.state.name(), "unknown");
         assert_eq!(record.origin, claim.origin.clone().with_memo(Memo::default()));
@@ -217,7 +218,8 @@ async fn a_memo_whose_key_is_gone_hides_nothing_else() {
         1,
         "it is still somebody's to settle"
     );
-    let Settled::Done { record, .. } = settle(&store, &claim, Verb::Complete(outcome())).await
+    let Settled::Done { record, .. } =
+        settle(&store, &claim, Transition::Complete(outcome())).await
     else {
         panic!("stale");
     };
@@ -236,8 +238,8 @@ async fn what_is_written_past_the_store_is_what_the_store_would_have_written() {
         let sealer = store.sealer();
         let by_hand = sealer.seal(claim.id, claim.attempt, &outcome()).unwrap();
         assert_eq!(by_hand, sealer.seal(claim.id, claim.attempt, &outcome()).unwrap());
-        settle(&inner, &claim, Verb::Complete(by_hand.clone())).await;
-        let again = settle(&store, &claim, Verb::Complete(outcome())).await;
+        settle(&inner, &claim, Transition::Complete(by_hand.clone())).await;
+        let again = settle(&store, &claim, Transition::Complete(outcome())).await;
         let Settled::Done { record, .. } = again else { panic!("it is not recognised") };
         let State::Completed { recording, .. } = &record.state else { panic!("{record:?}") };
         assert_eq!(*recording, outcome());

@@ -94,7 +94,7 @@ async fn a_claim_whose_commit_failed_is_released_at_the_next_start() {
     let (fatal, asked) = tokio::join!(
         async {
             let fatal = first.fatal().await;
-            first.give_up().await;
+            first.abort().await;
             fatal
         },
         join_all(KEYS.map(|key| {
@@ -147,7 +147,7 @@ async fn claims_after_the_failure_leave_nothing_behind() {
             matches!(&error, EngineError::Store(error) if error.kind() == StoreErrorKind::Corrupt)
         );
     }
-    engine.give_up().await;
+    engine.abort().await;
     let names = onetake_core::Journal::names(&*journal).await.unwrap();
     assert_eq!(names.len(), 1);
     let kept = onetake_core::Journal::read(&*journal, names[0].clone()).await.unwrap().unwrap();

@@ -11,7 +11,7 @@ use onetake_core::clock::ManualClock;
 use onetake_core::store::{AuditLog, Due, DueAttempt, SharedSecrets};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, OnUnknown, Record, RecordId,
-    Recording, Scope, Settled, Settlement, State, Store, StoreErrorKind, Terms, Verb,
+    Recording, Scope, Settled, Settlement, State, Store, StoreErrorKind, Terms, Transition,
 };
 use onetake_sim::servers::until;
 use onetake_stores::{EmbeddedStore, OpenError};
@@ -37,13 +37,13 @@ async fn granted(store: &EmbeddedStore, claim: &Claim) -> Fence {
     }
 }
 
-async fn settle(store: &EmbeddedStore, claim: &Claim, verb: Verb) -> Settled {
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+async fn settle(store: &EmbeddedStore, claim: &Claim, transition: Transition) -> Settled {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     store.settle(vec![settlement]).await.remove(0).unwrap()
 }
 
 async fn complete(store: &EmbeddedStore, claim: &Claim, body: impl Into<Vec<u8>>) {
-    let settled = settle(store, claim, Verb::Complete(Recording::new(body.into()))).await;
+    let settled = settle(store, claim, Transition::Complete(Recording::new(body.into()))).await;
     assert!(matches!(settled, Settled::Done { .. }));
 }
 
@@ -175,7 +175,7 @@ fn nothing_is_answered_before_it_is_written() {
         let settlement = Settlement {
             id: claim.id,
             attempt: claim.attempt,
-            verb: Verb::Complete(Recording::new("outcome")),
+            transition: Transition::Complete(Recording::new("outcome")),
         };
         let asked = store.settle(vec![settlement]);
         let (answers, before, after) = at_the_answer(folder.path(), claim.id, asked);
@@ -242,7 +242,7 @@ async fn retry_terms_run_again_after_a_crash_with_a_higher_fence() {
         assert!(fence > last, "fences rise across restarts");
         last = fence;
         for earlier in &claims {
-            let settled = settle(&store, earlier, Verb::Release).await;
+            let settled = settle(&store, earlier, Transition::Release).await;
             assert!(matches!(settled, Settled::Stale { .. }));
         }
         claims.push(claim);
@@ -273,10 +273,10 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
     let store = open(live.path());
     for claim in [&said, &put_off, &settled] {
         granted(&store, claim).await;
-        settle(&store, claim, Verb::Unknown(Cause::TimedOut)).await;
+        settle(&store, claim, Transition::Unknown(Cause::TimedOut)).await;
         clock.advance(Duration::from_secs(1));
     }
-    settle(&store, &put_off, Verb::Defer(HOUR)).await;
+    settle(&store, &put_off, Transition::PostponeReconcile(HOUR)).await;
     complete(&store, &settled, "found").await;
     let mut last = Fence::default();
     for claim in [&ran, &rolled] {
@@ -287,8 +287,8 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
 
     let store = open(folder.path());
     assert_eq!(store.interrupted(), 1, "what rolled back is not unknown");
-    let noted = store.notes(None, None, 10).await.unwrap().notes;
-    let mut noted: Vec<_> = noted.iter().map(|note| (note.id, &*note.by)).collect();
+    let noted = store.audit_entries(None, None, 10).await.unwrap().entries;
+    let mut noted: Vec<_> = noted.iter().map(|entry| (entry.id, &*entry.by)).collect();
     let mut lost = [(ran.id, "restart"), (rolled.id, "restart")];
     noted.sort_unstable();
     lost.sort_unstable();
@@ -297,11 +297,11 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
     assert_eq!(load(&store, &rolled).await.unwrap().state, State::Released { at: clock.now() });
     let again = Claim { attempt: AttemptId::from_bytes([2; 16]), ..rolled.clone() };
     assert!(granted(&store, &again).await > last);
-    assert!(matches!(settle(&store, &rolled, Verb::Release).await, Settled::Stale { .. }));
+    assert!(matches!(settle(&store, &rolled, Transition::Release).await, Settled::Stale { .. }));
     complete(&store, &said, "found").await;
     clock.advance(HOUR);
     assert_eq!(store.due(Due::Reconcile, 10).await.unwrap(), named(&[&ran, &put_off]));
-    settle(&store, &ran, Verb::Forget).await;
+    settle(&store, &ran, Transition::Forget).await;
     store.close().await.unwrap();
     let store = open(folder.path());
     assert_eq!(
@@ -322,9 +322,10 @@ async fn what_expired_hides_nothing_that_is_to_be_asked_for() {
         let claims: Vec<Claim> =
             names.map(|name| under(OnUnknown::Reconcile, &format!("key {name}"))).collect();
         store.claim(claims.clone()).await;
-        let verb = || Verb::Unknown(Cause::TimedOut);
+        let transition = || Transition::Unknown(Cause::TimedOut);
         let unknown = claims.iter().map(|claim| (claim.id, claim.attempt));
-        let unknown = unknown.map(|(id, attempt)| Settlement { id, attempt, verb: verb() });
+        let unknown =
+            unknown.map(|(id, attempt)| Settlement { id, attempt, transition: transition() });
         store.settle(unknown.collect()).await;
         claims
     };
@@ -356,7 +357,7 @@ async fn fences_rise_although_the_clock_goes_back() {
         let fence = granted(&store, &claim).await;
         assert!(fence > last, "round {round}");
         last = fence;
-        settle(&store, &claim, Verb::Release).await;
+        settle(&store, &claim, Transition::Release).await;
         // The record is swept, and the clock is set back by a year.
         clock.advance(Duration::from_secs(100 * 86_400));
         assert_eq!(store.sweep(10).await.unwrap().removed, 1);
@@ -597,7 +598,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
             let settlements = claims.iter().zip(start..).map(|(claim, n)| Settlement {
                 id: claim.id,
                 attempt: claim.attempt,
-                verb: Verb::Complete(Recording::new(noise(n))),
+                transition: Transition::Complete(Recording::new(noise(n))),
             });
             let settled = store.settle(settlements.collect()).await;
             assert!(settled.iter().all(|answer| matches!(answer, Ok(Settled::Done { .. }))));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onetake_core::{
     Claim, Claimed, Fence, OnUnknown, RecordId, Recording, Settled, Settlement, Shift, Store,
-    Terms, Verb,
+    Terms, Transition,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -26,8 +26,8 @@ async fn granted(store: &PostgresStore, claim: &Claim) -> Fence {
     }
 }
 
-async fn settle(store: &PostgresStore, claim: &Claim, verb: Verb) {
-    let item = Settlement { id: claim.id, attempt: claim.attempt, verb };
+async fn settle(store: &PostgresStore, claim: &Claim, transition: Transition) {
+    let item = Settlement { id: claim.id, attempt: claim.attempt, transition };
     let settled = store.settle(vec![item]).await.remove(0).unwrap();
     assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
 }
@@ -70,12 +70,12 @@ async fn fences_rise_although_the_clock_went_back() {
         // The clock is ahead first: a time in the future must not be mistaken for another state.
         shift.advance(2 * HOUR);
         let before = granted(&store, &first).await;
-        let complete = Verb::Complete(Recording::new("paid"));
+        let complete = Transition::Complete(Recording::new("paid"));
         match way {
-            "released" => settle(&store, &first, Verb::Release).await,
+            "released" => settle(&store, &first, Transition::Release).await,
             "unknown" => {
                 let cause = onetake_core::Cause::TimedOut;
-                settle(&store, &first, Verb::Unknown(cause)).await;
+                settle(&store, &first, Transition::Unknown(cause)).await;
             }
             "expired" => {
                 settle(&store, &first, complete).await;
@@ -89,7 +89,7 @@ async fn fences_rise_although_the_clock_went_back() {
             }
             "forgotten and swept" => {
                 settle(&store, &first, complete).await;
-                settle(&store, &first, Verb::Forget).await;
+                settle(&store, &first, Transition::Forget).await;
                 assert_eq!(store.sweep(10).await.unwrap().removed, 1);
             }
             _ => shift.advance(terms.lease + terms.grace),
@@ -110,14 +110,14 @@ async fn fences_rise_although_the_clock_went_back() {
             // The clock goes back after the second attempt, below the fence of the first.
             last = last.max(granted(&store, &attempt(number, terms)).await);
             assert!(last > before, "{way}: {last} after {before}");
-            settle(&store, &attempt(number, terms), Verb::Release).await;
+            settle(&store, &attempt(number, terms), Transition::Release).await;
             shift.set_back(terms.ttl + 2 * HOUR);
             number += 1;
             let next = granted(&store, &attempt(number, terms)).await;
             assert!(next > last, "{way}: {next} after {last}");
             last = next;
         }
-        settle(&store, &attempt(number, terms), Verb::Release).await;
+        settle(&store, &attempt(number, terms), Transition::Release).await;
         let next = granted(&store, &attempt(number + 1, terms)).await;
         assert!(next > last, "{way}: {next} after {last}");
     }
@@ -132,8 +132,8 @@ async fn a_key_that_is_swept_during_a_claim_gets_a_higher_fence() {
     let store = store_on(&url).await;
     let first = attempt(1, Terms::default());
     let before = granted(&store, &first).await;
-    settle(&store, &first, Verb::Complete(Recording::new("paid"))).await;
-    settle(&store, &first, Verb::Forget).await;
+    settle(&store, &first, Transition::Complete(Recording::new("paid"))).await;
+    settle(&store, &first, Transition::Forget).await;
 
     let (sweeper, claimer) = (stranger(&url).await, stranger(&url).await);
     // The lock delays the claim's insert until the sweep commits.

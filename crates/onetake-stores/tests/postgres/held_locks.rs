@@ -3,7 +3,7 @@
 use onetake_conformance::many;
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, RecordId, Recording, Scope, Settled, Settlement,
-    Store, StoreErrorKind, Terms, Verb,
+    Store, StoreErrorKind, Terms, Transition,
 };
 use onetake_sim::servers::Postgres;
 use tokio_postgres::{Client, NoTls};
@@ -21,8 +21,8 @@ fn claim(number: u8) -> Claim {
 }
 
 fn complete(claim: &Claim) -> Settlement {
-    let verb = Verb::Complete(Recording::new("done"));
-    Settlement { id: claim.id, attempt: claim.attempt, verb }
+    let transition = Transition::Complete(Recording::new("done"));
+    Settlement { id: claim.id, attempt: claim.attempt, transition }
 }
 
 /// Opens another program's connection.

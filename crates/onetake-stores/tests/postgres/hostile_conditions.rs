@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use onetake_core::{
     Claimed, Clock, Engine, Fingerprint, Key, Limits, Operation, Recording, Scope, Settled,
-    Settlement, Store, SystemClock, SystemRng, Verb, Verdict,
+    Settlement, Store, SystemClock, SystemRng, Transition, Verdict,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -102,8 +102,8 @@ async fn a_full_disk_fails_new_keys_alone() {
         store.claim(vec![before.clone()]).await.remove(0),
         Ok(Claimed::Granted { .. })
     ));
-    let verb = Verb::Complete(Recording::new("charged"));
-    let done = Settlement { id: before.id, attempt: before.attempt, verb };
+    let transition = Transition::Complete(Recording::new("charged"));
+    let done = Settlement { id: before.id, attempt: before.attempt, transition };
     assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
     server.sql(
         url.rsplit_once('/').unwrap().1,
@@ -136,12 +136,12 @@ async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
             store.claim(vec![claim.clone()]).await.remove(0),
             Ok(Claimed::Granted { .. })
         ));
-        let verb = Verb::Complete(Recording::new("charged"));
-        let done = store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0);
+        let transition = Transition::Complete(Recording::new("charged"));
+        let done = store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0);
         assert!(matches!(done, Ok(Settled::Done { .. })));
         // Finding an existing record is a separate statement in claims and in settlements.
         assert!(matches!(store.claim(vec![claim]).await.remove(0), Ok(Claimed::Found { .. })));
-        let late = Settlement { id, attempt, verb: Verb::Release };
+        let late = Settlement { id, attempt, transition: Transition::Release };
         assert!(matches!(store.settle(vec![late]).await.remove(0), Ok(Settled::Stale { .. })));
     };
     for number in 0..5 {

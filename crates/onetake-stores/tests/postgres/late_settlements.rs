@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Failure, ManualClock, OnUnknown, Recording, Settled, Settlement,
-    Store, StoreErrorKind, SystemClock, Terms, Verb,
+    Store, StoreErrorKind, SystemClock, Terms, Transition,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, until};
@@ -23,16 +23,16 @@ const TERMS: Terms = Terms {
     on_unknown: OnUnknown::Retry,
 };
 
-fn late_words() -> Vec<Verb> {
+fn late_words() -> Vec<Transition> {
     let failure = Failure { code: "late".into(), detail: "and wrong".into() };
     vec![
-        Verb::Renew,
-        Verb::Complete(Recording::new("late and wrong")),
-        Verb::Fail(failure),
-        Verb::Release,
-        Verb::Unknown(Cause::TimedOut),
-        Verb::Abandon,
-        Verb::Forget,
+        Transition::Renew,
+        Transition::Complete(Recording::new("late and wrong")),
+        Transition::Fail(failure),
+        Transition::Release,
+        Transition::Unknown(Cause::TimedOut),
+        Transition::ExpireLease,
+        Transition::Forget,
     ]
 }
 
@@ -50,9 +50,11 @@ async fn a_settlement_that_lands_late_changes_nothing() {
                      WHERE datname = current_database() AND pid <> pg_backend_pid()";
         server.sql(database, pids).lines().map(ToOwned::to_owned).collect()
     };
-    for (number, (verb, finishes)) in
-        (0..).zip(late_words().into_iter().flat_map(|verb| [(verb.clone(), false), (verb, true)]))
-    {
+    for (number, (transition, finishes)) in (0..).zip(
+        late_words()
+            .into_iter()
+            .flat_map(|transition| [(transition.clone(), false), (transition, true)]),
+    ) {
         let others = sessions();
         let proxy = FaultProxy::start(server.address()).await.unwrap();
         let through = server.url_at(proxy.address(), database);
@@ -65,7 +67,8 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         let claimed = owner.claim(vec![first.clone()]).await.remove(0).unwrap();
         assert!(matches!(claimed, Claimed::Granted { .. }), "{claimed:?}");
         proxy.set(Weather::Cut);
-        let item = Settlement { id: first.id, attempt: first.attempt, verb: verb.clone() };
+        let item =
+            Settlement { id: first.id, attempt: first.attempt, transition: transition.clone() };
         let settling = async { owner.settle(vec![item]).await.remove(0).unwrap_err() };
         let waiting = async {
             until("it waits for the answer", async || clock.sleepers() > 0).await;
@@ -80,8 +83,8 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         })
         .await;
         if finishes {
-            let paid = Verb::Complete(Recording::new("paid"));
-            let item = Settlement { id: second.id, attempt: second.attempt, verb: paid };
+            let paid = Transition::Complete(Recording::new("paid"));
+            let item = Settlement { id: second.id, attempt: second.attempt, transition: paid };
             let settled = other.settle(vec![item]).await.remove(0).unwrap();
             assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
         }
@@ -93,6 +96,6 @@ async fn a_settlement_that_lands_late_changes_nothing() {
             logged() > settled && sessions().iter().all(|pid| others.contains(pid))
         })
         .await;
-        assert_eq!(server.sql(database, row), before, "{verb:?} (S3, S4)");
+        assert_eq!(server.sql(database, row), before, "{transition:?} (S3, S4)");
     }
 }

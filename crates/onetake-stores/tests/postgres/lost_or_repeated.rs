@@ -8,7 +8,7 @@ use onetake_core::store::Due;
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Engine, Fingerprint, Key, OnUnknown, Operation, Outcome,
     RecordId, Recording, Scope, Settled, Settlement, Shift, Store, StoreErrorKind, SystemClock,
-    Terms, Verb, Verdict, WhileRunning,
+    Terms, Transition, Verdict, WhileRunning,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{PgBouncer, Postgres, until};
@@ -106,7 +106,7 @@ async fn many_held_keys_neither_delay_nor_fail_the_others() {
     let complete = |claim: &Claim| Settlement {
         id: claim.id,
         attempt: claim.attempt,
-        verb: Verb::Complete(Recording::new("done")),
+        transition: Transition::Complete(Recording::new("done")),
     };
     let batch: Vec<Settlement> = held.iter().chain(&free).map(complete).collect();
     let answers = store.settle(batch).await;
@@ -204,7 +204,7 @@ async fn after_a_long_rest_the_watch_is_soon_where_it_matters() {
     let done = Settlement {
         id: old.id,
         attempt: old.attempt,
-        verb: Verb::Complete(Recording::new("done")),
+        transition: Transition::Complete(Recording::new("done")),
     };
     assert!(matches!(store.claim(vec![old]).await.remove(0), Ok(Claimed::Granted { .. })));
     assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
@@ -327,8 +327,8 @@ async fn one_damaged_row_fails_alone() {
             (state >> 56) as u8
         })
         .collect();
-    let verb = Verb::Complete(Recording::new(noise));
-    let done = Settlement { id: damaged.id, attempt: damaged.attempt, verb };
+    let transition = Transition::Complete(Recording::new(noise));
+    let done = Settlement { id: damaged.id, attempt: damaged.attempt, transition };
     assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
     let file = server.sql(
         database,

@@ -4,14 +4,14 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use onetake_core::audit::{AUDIT_KEPT, AuditAction, AuditEntry, AuditPosition, AuditResult};
 use onetake_core::clock::micros;
-use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
 use onetake_core::origin::{HISTORY_BYTES_MAX, PastAttempt};
 use onetake_core::store::{AuditLog, Due, RecordIndex};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Failure, OnUnknown, Origin, Record, RecordId,
     Recording, Settled, Settlement, Shift, State, Store, SystemClock, SystemRng, TenantDigest,
-    Timestamp, Verb,
+    Timestamp, Transition,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -29,8 +29,8 @@ async fn granted(store: &PostgresStore, claim: &Claim) {
     assert!(matches!(answer, Ok(Claimed::Granted { .. })), "{answer:?}");
 }
 
-async fn done(store: &PostgresStore, claim: &Claim, verb: Verb) -> Record {
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+async fn done(store: &PostgresStore, claim: &Claim, transition: Transition) -> Record {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     match store.settle(vec![settlement]).await.remove(0).unwrap() {
         Settled::Done { record, .. } => Record::clone(&record),
         Settled::Stale { current } => panic!("stale: {current:?}"),
@@ -50,11 +50,13 @@ async fn nothing_of_the_forgotten_is_left_in_its_row() {
     let store = store_on(&url).await;
     let recording = Recording { head: "head".into(), body: Some("a secret".into()) };
     let failure = Failure { code: "declined".to_owned(), detail: "a secret".to_owned() };
-    for (number, verb) in [(1, Verb::Complete(recording)), (2, Verb::Fail(failure))] {
+    for (number, transition) in
+        [(1, Transition::Complete(recording)), (2, Transition::Fail(failure))]
+    {
         let claim = asked(number);
         granted(&store, &claim).await;
-        done(&store, &claim, verb).await;
-        let gone = done(&store, &claim, Verb::Forget).await;
+        done(&store, &claim, transition).await;
+        let gone = done(&store, &claim, Transition::Forget).await;
         assert_eq!(gone.terms.ttl, Duration::ZERO);
         assert_eq!(gone.origin, claim.origin);
         let State::Released { at } = gone.state else { panic!("{}", gone.state.name()) };
@@ -82,15 +84,15 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     rolled.terms.on_unknown = OnUnknown::Rollback;
     for claim in [&asked, &rolled] {
         granted(&store, claim).await;
-        done(&store, claim, Verb::Unknown(Cause::Reported("a detail".to_owned()))).await;
+        done(&store, claim, Transition::Unknown(Cause::Reported("a detail".to_owned()))).await;
     }
     let row = "SELECT state, code IS NULL, detail IS NULL, ask_at = state_at FROM onetake_records
                 ORDER BY on_unknown";
     assert_eq!(server.sql(database, row), "4|f|f|t\n3|t|t|");
     let (id, attempt) = (asked.id, asked.attempt);
     for _ in 0..5 {
-        let verb = Verb::Defer(Duration::from_secs(3600));
-        let defer = Settlement { id, attempt, verb };
+        let transition = Transition::PostponeReconcile(Duration::from_secs(3600));
+        let defer = Settlement { id, attempt, transition };
         let answers = stores.iter().map(|store| store.settle(vec![defer.clone()]));
         let answers = join_all(answers).await.into_iter().flatten();
         let won = answers.filter(|answer| matches!(answer, Ok(Settled::Done { .. }))).count();
@@ -98,7 +100,7 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
         // The reconciliation is due again.
         server.sql(database, "UPDATE onetake_records SET ask_at = state_at WHERE state = 4");
     }
-    done(&store, &asked, Verb::Complete(Recording::new("found"))).await;
+    done(&store, &asked, Transition::Complete(Recording::new("found"))).await;
     assert_eq!(server.sql(database, row), "1|t|t|\n3|t|t|");
 
     // An owner that lost its key counts as running until then, in every store.
@@ -132,8 +134,8 @@ async fn what_was_claimed_in_the_future_is_forgotten_at_once_too() {
     let ahead = PostgresStore::open(&url, ahead).await.unwrap();
     let claim = asked(1);
     granted(&ahead, &claim).await;
-    done(&ahead, &claim, Verb::Complete(Recording::new("paid"))).await;
-    let gone = done(&store, &claim, Verb::Forget).await;
+    done(&ahead, &claim, Transition::Complete(Recording::new("paid"))).await;
+    let gone = done(&store, &claim, Transition::Forget).await;
     let State::Released { at } = gone.state else { panic!("{}", gone.state.name()) };
     assert_eq!(gone.expires_at(), Some(at));
     assert_eq!(load(&store, &claim).await, None);
@@ -152,7 +154,7 @@ async fn a_history_is_cut_where_every_store_cuts_it() {
     for number in 0..40_u128 {
         let claim = Claim { attempt: AttemptId::from_bytes(number.to_be_bytes()), ..asked(1) };
         granted(&store, &claim).await;
-        let released = done(&store, &claim, Verb::Release).await;
+        let released = done(&store, &claim, Transition::Release).await;
         assert_eq!(load(&store, &claim).await.as_ref(), Some(&released));
         if let Some(before) = before {
             let State::Released { at } = before.state else { panic!("{}", before.state.name()) };
@@ -188,13 +190,13 @@ async fn a_reference_has_ids_from_its_first_to_its_last() {
     assert_eq!(store.find(reference).await.unwrap(), [first, last]);
 }
 
-fn note(id: RecordId, at: Timestamp) -> Note {
-    Note {
-        place: NotePlace::new(at, &SystemRng),
+fn audit(id: RecordId, at: Timestamp) -> AuditEntry {
+    AuditEntry {
+        place: AuditPosition::new(at, &SystemRng),
         id,
         attempt: AttemptId::from_bytes([7; 16]),
-        action: Action::Forget,
-        ended: Ended::Asked,
+        action: AuditAction::Forget,
+        ended: AuditResult::Asked,
         before: "completed".to_owned(),
         by: "ops".to_owned(),
         reason: "why".to_owned(),
@@ -209,9 +211,9 @@ async fn a_note_that_cannot_be_read_hides_no_other() {
     let (id, now) = (claim(1).id, SystemClock.now());
     let mut expected = Vec::new();
     for second in 0..6 {
-        let note = note(id, now.plus(Duration::from_secs(second)));
-        store.note(note.clone()).await.unwrap();
-        expected.insert(0, note);
+        let entry = audit(id, now.plus(Duration::from_secs(second)));
+        store.audit(entry.clone()).await.unwrap();
+        expected.insert(0, entry);
     }
     let damaged = "(SELECT place FROM onetake_notes ORDER BY place OFFSET 3 LIMIT 1)";
     let damage = format!("UPDATE onetake_notes SET said = '\\x09' WHERE place = {damaged}");
@@ -220,8 +222,8 @@ async fn a_note_that_cannot_be_read_hides_no_other() {
     for of in [None, Some(id)] {
         let (mut all, mut from) = (Vec::new(), None);
         loop {
-            let page = store.notes(of, from, 2).await.unwrap();
-            all.extend(page.notes);
+            let page = store.audit_entries(of, from, 2).await.unwrap();
+            all.extend(page.entries);
             from = page.next;
             if from.is_none() {
                 break;
@@ -240,10 +242,10 @@ async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     let store = store_on(&url).await;
     let now = SystemClock.now();
-    let old = Timestamp::from_micros(now.as_micros() - micros(NOTES_KEPT));
-    let (young, held) = (old.plus(Duration::from_secs(60)), note(claim(1).id, old));
-    store.note(note(claim(1).id, young)).await.unwrap();
-    store.note(held.clone()).await.unwrap();
+    let old = Timestamp::from_micros(now.as_micros() - micros(AUDIT_KEPT));
+    let (young, held) = (old.plus(Duration::from_secs(60)), audit(claim(1).id, old));
+    store.audit(audit(claim(1).id, young)).await.unwrap();
+    store.audit(held.clone()).await.unwrap();
     let many = format!(
         "INSERT INTO onetake_notes SELECT int8send({} - n) || '\\x0000000000000000'::bytea, '\\x01', '\\x00'
            FROM generate_series(1, 1500) AS n",
@@ -279,13 +281,13 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     let mut asked = asked(1);
     asked.terms.on_unknown = OnUnknown::Reconcile;
     granted(&store, &asked).await;
-    done(&store, &asked, Verb::Unknown(Cause::TimedOut)).await;
+    done(&store, &asked, Transition::Unknown(Cause::TimedOut)).await;
     let now = SystemClock.now();
     let ask = async || {
-        store.note(note(asked.id, now)).await.unwrap();
+        store.audit(audit(asked.id, now)).await.unwrap();
         assert_eq!(store.find(asked.id.reference()).await.unwrap(), [asked.id]);
-        assert!(!store.notes(None, None, 5).await.unwrap().notes.is_empty());
-        assert!(!store.notes(Some(asked.id), None, 5).await.unwrap().notes.is_empty());
+        assert!(!store.audit_entries(None, None, 5).await.unwrap().entries.is_empty());
+        assert!(!store.audit_entries(Some(asked.id), None, 5).await.unwrap().entries.is_empty());
         assert_eq!(store.due(Due::Reconcile, 5).await.unwrap().len(), 1);
         store.sweep(10).await.unwrap();
     };

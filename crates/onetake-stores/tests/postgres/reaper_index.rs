@@ -5,7 +5,7 @@ use std::time::Duration;
 use onetake_core::store::Due;
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Shift,
-    Store, Terms, Verb,
+    Store, Terms, Transition,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -48,8 +48,8 @@ impl<'a> Watched<'a> {
         assert!(matches!(claimed, Claimed::Granted { .. }), "{claimed:?}");
     }
 
-    async fn settled(&self, claim: &Claim, verb: Verb) {
-        let item = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    async fn settled(&self, claim: &Claim, transition: Transition) {
+        let item = Settlement { id: claim.id, attempt: claim.attempt, transition };
         let settled = self.store.settle(vec![item]).await.remove(0).unwrap();
         assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
     }
@@ -138,7 +138,7 @@ async fn a_long_transaction_of_another_program_holds_up_nothing() {
         watched.granted(&long(number)).await;
         let looks = watched.found_within_an_hour().await;
         assert!(looks.is_some_and(|looks| looks <= 6), "found after {looks:?} looks");
-        watched.settled(&long(number), Verb::Complete(Recording::new("paid"))).await;
+        watched.settled(&long(number), Transition::Complete(Recording::new("paid"))).await;
         watched.shift.advance(600 * SECOND);
     }
     stranger.batch_execute("ROLLBACK").await.unwrap();
@@ -209,11 +209,11 @@ async fn long_operations_are_in_the_index_and_no_others() {
     let watched = Watched::on(&server).await;
     let failure = Failure { code: "declined".into(), detail: String::new() };
     let ends = [
-        Verb::Complete(Recording::new("paid")),
-        Verb::Fail(failure),
-        Verb::Release,
-        Verb::Unknown(Cause::TimedOut),
-        Verb::Abandon,
+        Transition::Complete(Recording::new("paid")),
+        Transition::Fail(failure),
+        Transition::Release,
+        Transition::Unknown(Cause::TimedOut),
+        Transition::ExpireLease,
     ];
     for (number, end) in (0..).zip(ends) {
         let claim = Claim { terms: Terms { lease: 1_000 * SECOND, ..terms() }, ..long(number) };
@@ -225,11 +225,11 @@ async fn long_operations_are_in_the_index_and_no_others() {
         assert_eq!((watched.watched(), watched.watched_rightly()), ("1".into(), "1".into()));
         for _ in 0..5 {
             watched.shift.advance(20 * SECOND);
-            watched.settled(&long(number), Verb::Renew).await;
+            watched.settled(&long(number), Transition::Renew).await;
             assert_eq!(watched.watched_rightly(), "1", "its lease has moved");
             assert_eq!(watched.look().await, 0, "its owner renews it");
         }
-        if end == Verb::Abandon {
+        if end == Transition::ExpireLease {
             watched.shift.advance(900 * SECOND);
             assert_eq!(watched.look().await, 0);
             watched.shift.advance(101 * SECOND);

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use onetake_core::origin::Memo;
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, Origin, RecordId, Recording, Scope, Settled,
-    Settlement, Store, StoreErrorKind, TenantDigest, Terms, Verb,
+    Settlement, Store, StoreErrorKind, TenantDigest, Terms, Transition,
 };
 use onetake_sim::servers::Postgres;
 use onetake_stores::postgres::migrations;
@@ -153,8 +153,8 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     assert_eq!(server.sql(database, kept), "3|1|12345|12345");
 
     let store = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap();
-    let verb = Verb::Complete(Recording::new("paid"));
-    let done = Settlement { id: claims[0].id, attempt: claims[0].attempt, verb };
+    let transition = Transition::Complete(Recording::new("paid"));
+    let done = Settlement { id: claims[0].id, attempt: claims[0].attempt, transition };
     assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
     let attempt = AttemptId::from_bytes([9; 16]);
     let others = claims.iter().map(|claim| Claim { attempt, ..claim.clone() });
@@ -194,7 +194,7 @@ async fn completing_touches_no_index_and_people_can_read_it() {
         let done = batch.iter().map(|claim| Settlement {
             id: claim.id,
             attempt: claim.attempt,
-            verb: Verb::Complete(Recording::new(vec![b'x'; 300])),
+            transition: Transition::Complete(Recording::new(vec![b'x'; 300])),
         });
         store.settle(done.collect()).await;
     }

@@ -76,12 +76,12 @@ async fn check_store(subject: Subject, root: &Path, expected: &Expected, verdict
         Ok([6, ..]) if expected.secret != Some(Certainty::Sure) => {}
         Ok(secret) => verdict.violations.push(format!("another secret: {secret:?}")),
     }
-    match store.notes(None, None, 10_000).await {
+    match store.audit_entries(None, None, 10_000).await {
         Err(error) => verdict.refused.push(format!("notes: {error}")),
         Ok(found) => {
-            for (number, certainty) in &expected.notes {
+            for (number, certainty) in &expected.entries {
                 let by = format!("operator {number}");
-                let is_there = found.notes.iter().any(|note| note.by == by);
+                let is_there = found.entries.iter().any(|entry| entry.by == by);
                 if !is_there && *certainty == Certainty::Sure {
                     verdict.violations.push(format!("note {number} is lost (S20)"));
                 }

@@ -41,7 +41,7 @@ pub(crate) struct Expected {
     failed: BTreeSet<u32>,
     pub(crate) keys: BTreeMap<u32, KeyState>,
     pub(crate) secret: Option<Certainty>,
-    pub(crate) notes: BTreeMap<u32, Certainty>,
+    pub(crate) entries: BTreeMap<u32, Certainty>,
     /// Files of the journal. `Sure`: the file exists. `Maybe`: it may exist.
     pub(crate) kept: BTreeMap<Vec<Run>, Certainty>,
     pub(crate) clock: Duration,
@@ -61,7 +61,7 @@ impl Expected {
             failed: BTreeSet::new(),
             keys: BTreeMap::new(),
             secret: None,
-            notes: BTreeMap::new(),
+            entries: BTreeMap::new(),
             kept: BTreeMap::new(),
             clock: Duration::ZERO,
             opened: false,
@@ -139,7 +139,7 @@ impl Expected {
                 self.key(*run).maybe = Some(Known::Settled(*run, *ending));
             }),
             Step::Secret => self.secret = self.secret.max(Some(Certainty::Maybe)),
-            Step::Note(number) => drop(self.notes.insert(*number, Certainty::Maybe)),
+            Step::Note(number) => drop(self.entries.insert(*number, Certainty::Maybe)),
             Step::Keep(runs) | Step::LetGo(runs) => {
                 self.kept.insert(runs.clone(), Certainty::Maybe);
             }
@@ -165,7 +165,7 @@ impl Expected {
                 (key.sure, key.maybe) = (Known::Settled(*run, *ending), None);
             }),
             Step::Secret => self.secret = Some(Certainty::Sure),
-            Step::Note(number) => drop(self.notes.insert(*number, Certainty::Sure)),
+            Step::Note(number) => drop(self.entries.insert(*number, Certainty::Sure)),
             Step::Keep(runs) => drop(self.kept.insert(runs.clone(), Certainty::Sure)),
             Step::Clock(by) => {
                 self.clock += *by;

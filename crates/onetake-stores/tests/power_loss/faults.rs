@@ -14,10 +14,10 @@ const EMFILE: &str = "24";
 const ENOSPC: &str = "28";
 
 /// A fault without the number of the call: classes of calls, the action, and what follows.
-type Fault = (&'static str, &'static str, &'static str);
+type StoreFault = (&'static str, &'static str, &'static str);
 
 /// Faults of calls that change something.
-const FAULTS: &[Fault] = &[
+const FAULTS: &[StoreFault] = &[
     ("w", EIO, ""),
     ("w", ENOSPC, ""),
     ("w", ENOSPC, ":on"),
@@ -28,7 +28,7 @@ const FAULTS: &[Fault] = &[
     ("n", EIO, ""),
     ("n", ENOSPC, ""),
 ];
-const FAILED_READ: &[Fault] = &[("r", EIO, "")];
+const FAILED_READ: &[StoreFault] = &[("r", EIO, "")];
 
 /// Returns the reports of the worker of a fault, and the disk at its end.
 fn told(script: Script, traced: &Traced) -> (Disk, Expected) {
@@ -46,7 +46,7 @@ fn told(script: Script, traced: &Traced) -> (Disk, Expected) {
 fn at_calls(
     subject: Subject,
     shape: Shape,
-    (classes, action, then): Fault,
+    (classes, action, then): StoreFault,
     count: usize,
     mut each: impl FnMut(&str, &std::path::Path, &Traced, Script),
 ) {
@@ -100,7 +100,7 @@ fn journal_is_whole_after_a_kill_at_each_call() {
 
 /// A refused call leads to an error or changes nothing. Everything that was acknowledged still
 /// exists, also after a power loss at the end.
-fn refused(subject: Subject, faults: &[Fault], count: usize) {
+fn refused(subject: Subject, faults: &[StoreFault], count: usize) {
     for fault in faults.iter().copied() {
         let mut figures = Figures::new(format!("fault {fault:?}, {subject:?}"));
         let (mut errors, mut hangs) = (0, Vec::new());

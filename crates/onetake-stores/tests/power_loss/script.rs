@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use onetake_core::{
     AttemptId, Cause, Claim, Failure, Fingerprint, Key, Origin, RecordId, Recording, Scope,
-    Settlement, Terms, Timestamp, Verb,
+    Settlement, Terms, Timestamp, Transition,
 };
 
 use crate::random::Random;
@@ -127,13 +127,13 @@ impl Run {
     }
 
     pub(crate) fn settlement(self, ending: Ending) -> Settlement {
-        let verb = match ending {
-            Ending::Complete(bytes) => Verb::Complete(self.recording(bytes)),
-            Ending::Fail => Verb::Fail(Failure { code: "c".into(), detail: "d".into() }),
-            Ending::Release => Verb::Release,
-            Ending::Unknown => Verb::Unknown(Cause::TimedOut),
+        let transition = match ending {
+            Ending::Complete(bytes) => Transition::Complete(self.recording(bytes)),
+            Ending::Fail => Transition::Fail(Failure { code: "c".into(), detail: "d".into() }),
+            Ending::Release => Transition::Release,
+            Ending::Unknown => Transition::Unknown(Cause::TimedOut),
         };
-        Settlement { id: self.id(), attempt: self.attempt_id(), verb }
+        Settlement { id: self.id(), attempt: self.attempt_id(), transition }
     }
 }
 

@@ -12,9 +12,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use onetake_core::audit::{AuditAction, AuditEntry, AuditPosition, AuditResult};
 use onetake_core::clock::ManualClock;
 use onetake_core::engine::Journal;
-use onetake_core::note::{Action, Ended, Note, NotePlace};
 use onetake_core::{Claimed, Clock, Settled, Store, SystemRng};
 use onetake_stores::FileJournal;
 
@@ -155,20 +155,20 @@ async fn on_store(step: &Step, store: &dyn Store, clock: &ManualClock) -> Result
             other => Err(Refused::Wrong(format!("another secret: {other:?}"))),
         },
         Step::Note(number) => {
-            store.note(note(*number, clock)).await.map(|()| String::new()).map_err(Refused::from)
+            store.audit(audit(*number, clock)).await.map(|()| String::new()).map_err(Refused::from)
         }
         step => panic!("not for a store: {step:?}"),
     }
 }
 
-fn note(number: u32, clock: &ManualClock) -> Note {
+fn audit(number: u32, clock: &ManualClock) -> AuditEntry {
     let run = crate::script::Run { key: number, attempt: 1 };
-    Note {
-        place: NotePlace::new(clock.now(), &SystemRng),
+    AuditEntry {
+        place: AuditPosition::new(clock.now(), &SystemRng),
         id: run.id(),
         attempt: run.attempt_id(),
-        action: Action::Fail,
-        ended: Ended::Done,
+        action: AuditAction::Fail,
+        ended: AuditResult::Done,
         before: "unknown".to_owned(),
         by: format!("operator {number}"),
         reason: String::new(),

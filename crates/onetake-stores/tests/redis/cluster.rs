@@ -3,7 +3,9 @@
 use std::process::Command;
 use std::time::Duration;
 
-use onetake_core::{AttemptId, Claim, Claimed, Clock, Store, SystemClock, SystemRng, Terms, Verb};
+use onetake_core::{
+    AttemptId, Claim, Claimed, Clock, Store, SystemClock, SystemRng, Terms, Transition,
+};
 use onetake_sim::servers::{Redis, RedisCluster, until};
 
 use onetake_stores::{RedisOptions, RedisStore};
@@ -133,7 +135,7 @@ async fn a_slot_on_its_way_and_one_that_moved_are_found_at_once() {
     migrate.extend(keys.lines());
     assert_eq!(from.cli(&migrate), "OK");
     // The slot still belongs to the first node, which redirects to the second (`ASK`).
-    done(&store, &this, Verb::Renew).await;
+    done(&store, &this, Transition::Renew).await;
     assert_eq!(load(&store, "a").await.unwrap().unwrap().attempt, this.attempt);
 
     for node in [to, from] {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, Record, RecordId, Recording, Scope, Settled,
-    Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb,
+    Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Transition,
 };
 use onetake_sim::servers::{Redis, until};
 use onetake_stores::{RedisOptions, RedisStore};
@@ -49,12 +49,12 @@ fn claim_of(key: &str) -> Claim {
     }
 }
 
-fn settlement(claim: &Claim, verb: Verb) -> Settlement {
-    Settlement { id: claim.id, attempt: claim.attempt, verb }
+fn settlement(claim: &Claim, transition: Transition) -> Settlement {
+    Settlement { id: claim.id, attempt: claim.attempt, transition }
 }
 
-fn outcome() -> Verb {
-    Verb::Complete(Recording::new("paid"))
+fn outcome() -> Transition {
+    Transition::Complete(Recording::new("paid"))
 }
 
 async fn claim(store: &dyn Store, claim: &Claim) -> Result<Claimed, StoreError> {
@@ -69,12 +69,16 @@ async fn granted(store: &dyn Store, key: &str) -> Claim {
     }
 }
 
-async fn settle(store: &dyn Store, claim: &Claim, verb: Verb) -> Result<Settled, StoreError> {
-    store.settle(vec![settlement(claim, verb)]).await.remove(0)
+async fn settle(
+    store: &dyn Store,
+    claim: &Claim,
+    transition: Transition,
+) -> Result<Settled, StoreError> {
+    store.settle(vec![settlement(claim, transition)]).await.remove(0)
 }
 
-async fn done(store: &dyn Store, claim: &Claim, verb: Verb) -> Arc<Record> {
-    match settle(store, claim, verb).await.unwrap() {
+async fn done(store: &dyn Store, claim: &Claim, transition: Transition) -> Arc<Record> {
+    match settle(store, claim, transition).await.unwrap() {
         Settled::Done { record, .. } => record,
         Settled::Stale { .. } => panic!("stale"),
     }

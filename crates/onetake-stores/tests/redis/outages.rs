@@ -6,7 +6,7 @@ use std::time::Duration;
 use onetake_core::store::Due;
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Failure, ManualClock, OnUnknown, Recording, Shift, Store,
-    StoreErrorKind, SystemClock, Terms, Verb,
+    StoreErrorKind, SystemClock, Terms, Transition,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Redis, until};
@@ -87,7 +87,7 @@ async fn after_an_outage_grace_counts_anew() {
     let proxy = FaultProxy::start(server.address()).await.unwrap();
     grace_counts_anew_after(&server, &proxy, async |store, this, pass| {
         proxy.set(Weather::Dead);
-        settle(store, this, Verb::Renew).await.unwrap_err();
+        settle(store, this, Transition::Renew).await.unwrap_err();
         pass(100);
         proxy.set(Weather::Fair);
         // A command that was in progress when the link died may get that error.
@@ -103,7 +103,7 @@ async fn after_writes_were_refused_grace_counts_anew() {
     grace_counts_anew_after(&server, &proxy, async |store, this, pass| {
         server.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
         pass(100);
-        let error = settle(store, this, Verb::Renew).await.unwrap_err();
+        let error = settle(store, this, Transition::Renew).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
         server.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     })
@@ -144,11 +144,12 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
     let before = scripts_run(&server);
     // At that moment a client's retry arrives at the other node, and its reaper runs.
     let retry = Claim { terms, ..claim_of("a") };
-    let (claimed, reaped) = tokio::join!(claim(&other, &retry), settle(&other, &b, Verb::Abandon));
+    let (claimed, reaped) =
+        tokio::join!(claim(&other, &retry), settle(&other, &b, Transition::ExpireLease));
     for error in [claimed.unwrap_err(), reaped.unwrap_err()] {
         assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{error}");
     }
-    settle(&owner, &a, Verb::Renew).await.unwrap_err();
+    settle(&owner, &a, Transition::Renew).await.unwrap_err();
     pause(700).await;
     // The owner's network recovers last, but well within the grace that it gets again.
     others.set(Weather::Fair);
@@ -207,14 +208,14 @@ async fn grace_counts_anew_after(
             assert_eq!(record.state.name(), "running", "{key} was taken from its owner at once");
         }
         assert!(store.due(Due::LeaseEnd, 10).await.unwrap().is_empty());
-        settle(&store, &this, Verb::Abandon).await.unwrap();
+        settle(&store, &this, Transition::ExpireLease).await.unwrap();
         assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "running");
         pass(14);
     }
     pass(3);
     assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 2);
     assert!(matches!(claim(&store, &claim_of("b")).await.unwrap(), Claimed::Granted { .. }));
-    done(&store, &this, Verb::Abandon).await;
+    done(&store, &this, Transition::ExpireLease).await;
 }
 
 /// A settlement that was sent when the network broke is executed when the network recovers. By then
@@ -230,13 +231,13 @@ async fn a_settlement_that_lands_late_changes_nothing() {
     };
     let failure = Failure { code: "late".into(), detail: "and wrong".into() };
     let late_words = [
-        Verb::Renew,
-        Verb::Complete(Recording::new("late and wrong")),
-        Verb::Fail(failure),
-        Verb::Release,
-        Verb::Unknown(Cause::TimedOut),
-        Verb::Abandon,
-        Verb::Forget,
+        Transition::Renew,
+        Transition::Complete(Recording::new("late and wrong")),
+        Transition::Fail(failure),
+        Transition::Release,
+        Transition::Unknown(Cause::TimedOut),
+        Transition::ExpireLease,
+        Transition::Forget,
     ];
     let scripts = || -> u64 {
         let stats = server.cli(&["INFO", "commandstats"]);
@@ -245,8 +246,9 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         };
         stats.lines().find_map(of).unwrap_or_default()
     };
-    for (verb, finishes) in
-        late_words.into_iter().flat_map(|verb| [(verb.clone(), false), (verb, true)])
+    for (transition, finishes) in late_words
+        .into_iter()
+        .flat_map(|transition| [(transition.clone(), false), (transition, true)])
     {
         let proxy = FaultProxy::start(server.address()).await.unwrap();
         let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
@@ -261,7 +263,7 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         })
         .await;
         proxy.set(Weather::Cut);
-        let stuck = settle(&owner, &first, verb.clone()).await.unwrap_err();
+        let stuck = settle(&owner, &first, transition.clone()).await.unwrap_err();
         assert_eq!(stuck.kind(), StoreErrorKind::Indeterminate, "{stuck}");
         until("another attempt takes over", async || {
             matches!(claim(&other, &second).await, Ok(Claimed::Granted { .. }))
@@ -274,7 +276,7 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         proxy.set(Weather::Fair);
         until("the late settlement has landed", async || scripts() > run).await;
         let after = load(&other, "a").await.unwrap().unwrap();
-        assert_eq!(*after, *before, "{verb:?}");
+        assert_eq!(*after, *before, "{transition:?}");
         assert_eq!(after.attempt, second.attempt);
     }
 }

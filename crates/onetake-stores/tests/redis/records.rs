@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::store::{Due, SharedSecrets};
-use onetake_core::{Cause, Claimed, OnUnknown, Store, StoreErrorKind, Terms, Verb};
+use onetake_core::{Cause, Claimed, OnUnknown, Store, StoreErrorKind, Terms, Transition};
 use onetake_sim::servers::{Redis, RedisCluster, free_port};
 use onetake_stores::{RedisOptions, RedisStore};
 
@@ -20,17 +20,17 @@ async fn what_runs_has_no_ttl_and_what_is_finished_has_one() {
     const DAY: i64 = 86_400_000;
     let server = Redis::start().await;
     let store = open(&server.url()).await;
-    for verb in [outcome(), Verb::Release, Verb::Unknown(Cause::TimedOut)] {
+    for transition in [outcome(), Transition::Release, Transition::Unknown(Cause::TimedOut)] {
         server.cli(&["FLUSHALL"]);
         let this = granted(&store, "a").await;
         let [key] = records(&server).try_into().unwrap();
         assert_eq!(ttl(&server, &key), -1, "what runs never expires");
-        done(&store, &this, Verb::Renew).await;
+        done(&store, &this, Transition::Renew).await;
         assert_eq!(ttl(&server, &key), -1, "renewed or not");
-        done(&store, &this, verb.clone()).await;
+        done(&store, &this, transition.clone()).await;
         let left = ttl(&server, &key);
-        assert!((DAY - 60_000..=DAY).contains(&left), "{verb:?}: {left}");
-        if verb == Verb::Release {
+        assert!((DAY - 60_000..=DAY).contains(&left), "{transition:?}: {left}");
+        if transition == Transition::Release {
             granted(&store, "a").await;
             assert_eq!(ttl(&server, &key), -1, "it runs again");
         }
@@ -101,7 +101,7 @@ async fn terms_of_any_length_are_kept() {
     this.terms = terms;
     claim(&store, &this).await.unwrap();
     assert_eq!(load(&store, "a").await.unwrap().unwrap().terms, terms);
-    done(&store, &this, Verb::Renew).await;
+    done(&store, &this, Transition::Renew).await;
     assert!(matches!(claim(&store, &claim_of("a")).await.unwrap(), Claimed::Found { .. }));
     let record = done(&store, &this, outcome()).await;
     assert_eq!(record.terms, terms);
@@ -118,7 +118,7 @@ async fn scripts_that_were_flushed_are_loaded_again() {
     server.cli(&["SCRIPT", "FLUSH"]);
     let this = granted(&store, "a").await;
     server.cli(&["SCRIPT", "FLUSH"]);
-    let batch = vec![settlement(&this, Verb::Renew), settlement(&this, outcome())];
+    let batch = vec![settlement(&this, Transition::Renew), settlement(&this, outcome())];
     for answer in store.settle(batch).await {
         assert!(matches!(answer.unwrap(), onetake_core::Settled::Done { .. }), "in their order");
     }
@@ -167,7 +167,7 @@ async fn a_full_server_refuses_claims_and_takes_outcomes() {
     assert!(error.to_string().contains("maxmemory"), "{error}");
     assert!(load(&store, "new").await.unwrap().is_none(), "nothing was written");
     done(&store, &one, outcome()).await;
-    done(&store, &other, Verb::Renew).await;
+    done(&store, &other, Transition::Renew).await;
     server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
     granted(&store, "new").await;
 }
@@ -200,7 +200,7 @@ async fn leases_of_deleted_records_are_forgotten() {
     let found = store.due(Due::LeaseEnd, 100).await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].attempt, alive.attempt);
-    settle(&store, &alive, Verb::Abandon).await.unwrap();
+    settle(&store, &alive, Transition::ExpireLease).await.unwrap();
     assert_eq!(leases(), 0);
 }
 
@@ -209,7 +209,7 @@ async fn unknown(store: &dyn Store, key: &str, ttl: Duration) -> onetake_core::C
     let mut this = claim_of(key);
     this.terms = Terms { on_unknown: OnUnknown::Reconcile, ttl, ..this.terms };
     assert!(matches!(claim(store, &this).await.unwrap(), Claimed::Granted { .. }));
-    done(store, &this, Verb::Unknown(Cause::TimedOut)).await;
+    done(store, &this, Transition::Unknown(Cause::TimedOut)).await;
     this
 }
 
@@ -238,10 +238,10 @@ async fn a_full_server_still_lets_one_ask() {
     let [key] = records(&server).try_into().unwrap();
     let left = ttl(&server, &key);
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
-    done(&store, &this, Verb::Defer(Duration::from_secs(60))).await;
+    done(&store, &this, Transition::PostponeReconcile(Duration::from_secs(60))).await;
     assert!((1..=left).contains(&ttl(&server, &key)), "asking keeps nothing alive");
     assert!(store.due(Due::Reconcile, 9).await.unwrap().is_empty());
-    let again = settle(&store, &this, Verb::Defer(Duration::ZERO)).await.unwrap();
+    let again = settle(&store, &this, Transition::PostponeReconcile(Duration::ZERO)).await.unwrap();
     assert!(matches!(again, onetake_core::Settled::Stale { .. }), "{again:?}");
     done(&store, &this, outcome()).await;
 }

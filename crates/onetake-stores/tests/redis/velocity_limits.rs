@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onetake_core::{Decision, Rate, SharedVelocity, Shift, StoreError};
+use onetake_core::{Rate, SharedVelocity, Shift, StoreError, VelocityDecision};
 use onetake_sim::servers::{Redis, RedisCluster, until};
 use onetake_stores::{RedisOptions, RedisVelocity};
 
@@ -24,8 +24,8 @@ async fn until_all_is_answered(play: impl AsyncFn(&str) -> Result<(), StoreError
 
 async fn wait(velocity: &RedisVelocity, key: [u8; 32], rate: Rate) -> Result<Duration, StoreError> {
     Ok(match velocity.take(key, rate).await? {
-        Decision::Allowed => Duration::ZERO,
-        Decision::Refused { retry_after } => retry_after,
+        VelocityDecision::Allowed => Duration::ZERO,
+        VelocityDecision::Refused { retry_after } => retry_after,
     })
 }
 
@@ -41,17 +41,21 @@ async fn nodes_count_together_by_the_servers_clock() {
             let rate: Rate = text.parse().unwrap();
             for turn in 0..rate.count().get() as usize {
                 let decision = nodes[turn % 2].take(key, rate).await?;
-                assert_eq!(decision, Decision::Allowed, "{text} {turn}");
+                assert_eq!(decision, VelocityDecision::Allowed, "{text} {turn}");
             }
             for node in &nodes {
                 let wait = wait(node, key, rate).await?;
                 assert!(wait <= rate.interval() && wait > rate.interval() / 2, "{text}: {wait:?}");
             }
             shift.advance(rate.interval());
-            assert_eq!(nodes[0].take(key, rate).await?, Decision::Allowed, "{text}");
+            assert_eq!(nodes[0].take(key, rate).await?, VelocityDecision::Allowed, "{text}");
             assert!(!wait(&nodes[1], key, rate).await?.is_zero(), "{text}");
             nodes[1].give_back(key, rate).await?;
-            assert_eq!(nodes[0].take(key, rate).await?, Decision::Allowed, "{text}: given back");
+            assert_eq!(
+                nodes[0].take(key, rate).await?,
+                VelocityDecision::Allowed,
+                "{text}: given back"
+            );
             assert!(!wait(&nodes[1], key, rate).await?.is_zero(), "{text}");
         }
         Ok(())
@@ -90,8 +94,8 @@ async fn a_clock_that_goes_back_forgives_nothing_and_blocks_nobody() {
         let rate = "2/h".parse().unwrap();
         let ahead = open(&server.url(), prefix, &ahead).await;
         let back = open(&server.url(), prefix, &Shift::default()).await;
-        assert_eq!(ahead.take(CARD, rate).await?, Decision::Allowed);
-        assert_eq!(back.take(CARD, rate).await?, Decision::Allowed);
+        assert_eq!(ahead.take(CARD, rate).await?, VelocityDecision::Allowed);
+        assert_eq!(back.take(CARD, rate).await?, VelocityDecision::Allowed);
         let wait = wait(&back, CARD, rate).await?;
         assert!(wait > Duration::from_secs(900) && wait <= Duration::from_secs(1_800), "{wait:?}");
         Ok(())
@@ -107,7 +111,7 @@ async fn on_a_cluster() {
         until_all_is_answered(async |prefix| {
             let velocity = open(&cluster.url(), prefix, &Shift::default()).await;
             for _ in 0..2 {
-                assert_eq!(velocity.take([value; 32], rate).await?, Decision::Allowed);
+                assert_eq!(velocity.take([value; 32], rate).await?, VelocityDecision::Allowed);
             }
             assert!(!wait(&velocity, [value; 32], rate).await?.is_zero());
             Ok(())

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::store::Due;
 use onetake_core::{
     Cause, Claimed, Failure, ManualClock, MemoryStore, OnUnknown, Recording, Settlement, State,
-    Store, StoreErrorKind, Terms, Verb,
+    Store, StoreErrorKind, Terms, Transition,
 };
 use onetake_sim::servers::{RedisCluster, free_port, until};
 use onetake_stores::filtered::CLOCK_MARGIN;
@@ -28,7 +28,7 @@ async fn a_retry_of_a_finished_operation_is_answered_by_redis_alone() {
     let failing = claim_of("failed", "pay");
     claim(&store, &failing).await;
     let failure = Failure { code: "declined".into(), detail: "no".into() };
-    settled(&store, &failing, Verb::Fail(failure.clone())).await;
+    settled(&store, &failing, Transition::Fail(failure.clone())).await;
     written(&redis, "done").await;
     written(&redis, "failed").await;
 
@@ -93,25 +93,25 @@ async fn only_what_is_finished_and_durable_gets_in() {
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let faulty = Faulty::around(memory);
     let store = filtered(&redis.url(), faulty.clone(), patient()).await;
-    for (key, verb) in [
-        ("running", Verb::Renew),
-        ("released", Verb::Release),
-        ("unknown", Verb::Unknown(Cause::TimedOut)),
+    for (key, transition) in [
+        ("running", Transition::Renew),
+        ("released", Transition::Release),
+        ("unknown", Transition::Unknown(Cause::TimedOut)),
     ] {
         let asked = claim_of(key, "pay");
         claim(&store, &asked).await;
-        settled(&store, &asked, verb).await;
+        settled(&store, &asked, transition).await;
         store.load(vec![asked.id]).await;
     }
     let lost = claim_of("lost", "pay");
     claim(&store, &lost).await;
-    let verb = Verb::Complete(Recording::new("never seen"));
-    let settlement = Settlement { id: lost.id, attempt: lost.attempt, verb };
-    for fault in [Fault::Unavailable, Fault::LostWrite, Fault::LostAnswer] {
+    let transition = Transition::Complete(Recording::new("never seen"));
+    let settlement = Settlement { id: lost.id, attempt: lost.attempt, transition };
+    for fault in [StoreFault::Unavailable, StoreFault::LostWrite, StoreFault::LostAnswer] {
         faulty.fail_settlements(fault);
         store.settle(vec![settlement.clone()]).await.remove(0).unwrap_err();
     }
-    faulty.fail_settlements(Fault::None);
+    faulty.fail_settlements(StoreFault::None);
     // Writes keep their order: when this entry exists, the others would exist too.
     completed(&store, "last", "paid").await;
     written(&redis, "last").await;
@@ -126,12 +126,12 @@ async fn who_asks_what_became_of_a_key_leaves_nothing_in_the_filter() {
     let mut asked = claim_of("unknown", "pay");
     asked.terms.on_unknown = OnUnknown::Reconcile;
     claim(&store, &asked).await;
-    settled(&store, &asked, Verb::Unknown(Cause::TimedOut)).await;
+    settled(&store, &asked, Transition::Unknown(Cause::TimedOut)).await;
     assert_eq!(
         store.due(Due::Reconcile, 9).await.unwrap(),
         authority.due(Due::Reconcile, 9).await.unwrap()
     );
-    settled(&store, &asked, Verb::Defer(Duration::from_secs(5))).await;
+    settled(&store, &asked, Transition::PostponeReconcile(Duration::from_secs(5))).await;
     assert!(
         store.due(Due::Reconcile, 9).await.unwrap().is_empty(),
         "the authority knows that somebody asks"
@@ -140,7 +140,7 @@ async fn who_asks_what_became_of_a_key_leaves_nothing_in_the_filter() {
     completed(&store, "done", "paid").await;
     written(&redis, "done").await;
     assert_eq!(redis.cli(&["EXISTS", &place("unknown")]), "0");
-    settled(&store, &asked, Verb::Complete(Recording::new("found"))).await;
+    settled(&store, &asked, Transition::Complete(Recording::new("found"))).await;
     written(&redis, "unknown").await;
     assert_eq!(body(&*found(&store, &claim_of("unknown", "pay")).await), b"found");
 }
@@ -229,7 +229,7 @@ async fn an_entry_ends_before_its_record_does() {
     let mut asked = claim_of("a", "pay");
     asked.terms = Terms { ttl, ..Terms::default() };
     claim(&store, &asked).await;
-    settled(&store, &asked, Verb::Complete(Recording::new("first life"))).await;
+    settled(&store, &asked, Transition::Complete(Recording::new("first life"))).await;
     written(&redis, "a").await;
     let left: u128 = redis.cli(&["PTTL", &place("a")]).parse().unwrap();
     assert!(left <= (ttl - CLOCK_MARGIN).as_millis(), "Redis forgets it in time: {left} ms");
@@ -252,7 +252,7 @@ async fn an_entry_ends_before_its_record_does() {
     redis.cli(&["COPY", "kept", &place("a"), "REPLACE"]);
     let running = found(&store, &claim_of("a", "another payload")).await;
     assert_eq!(running.state.name(), "running");
-    settled(&store, &second, Verb::Complete(Recording::new("second life"))).await;
+    settled(&store, &second, Transition::Complete(Recording::new("second life"))).await;
     for _ in 0..3 {
         redis.cli(&["COPY", "kept", &place("a"), "REPLACE"]);
         let record = found(&store, &claim_of("a", "another payload")).await;

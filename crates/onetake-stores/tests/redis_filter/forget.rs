@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::store::Answers;
 use onetake_core::{
     Claim, Claimed, Clock, ManualClock, MemoryStore, Recording, Settled, Settlement, Store,
-    StoreErrorKind, SystemClock, Verb, delegate_store,
+    StoreErrorKind, SystemClock, Transition, delegate_store,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_stores::FilterOptions;
@@ -19,12 +19,12 @@ use crate::{
     body, claim, claim_of, completed, filtered, found, id, patient, place, redis, settled, written,
 };
 
-fn item(claim: &Claim, verb: Verb) -> Settlement {
-    Settlement { id: claim.id, attempt: claim.attempt, verb }
+fn item(claim: &Claim, transition: Transition) -> Settlement {
+    Settlement { id: claim.id, attempt: claim.attempt, transition }
 }
 
-fn complete(body: &'static str) -> Verb {
-    Verb::Complete(Recording::new(body))
+fn complete(body: &'static str) -> Transition {
+    Transition::Complete(Recording::new(body))
 }
 
 async fn running(store: &dyn Store, key: &str) -> Claim {
@@ -52,7 +52,7 @@ async fn a_forgotten_key_is_not_replayed_by_the_filter() {
     written(&redis, "a").await;
     assert_eq!(body(&*found(&other, &claim_of("a", "pay")).await), b"paid");
     assert_eq!(authority.asked(), 1, "it was the filter that answered");
-    assert_eq!(settled(&store, &asked, Verb::Forget).await.state.name(), "released");
+    assert_eq!(settled(&store, &asked, Transition::Forget).await.state.name(), "released");
     assert!(other.load(vec![id("a")]).await.remove(0).unwrap().is_none());
     // As if the key had never been used: another payload runs, and is replayed afterwards.
     let again = claim_of("a", "something else");
@@ -69,10 +69,10 @@ async fn what_is_not_forgotten_is_replayed_as_before() {
     let asked = completed(&store, "a", "paid").await;
     written(&redis, "a").await;
     let stranger = claim_of("a", "pay");
-    let answers = store.settle(vec![item(&stranger, Verb::Forget)]).await;
+    let answers = store.settle(vec![item(&stranger, Transition::Forget)]).await;
     assert_eq!(names(&answers), ["stale"]);
     assert_eq!(body(&*found(&store, &claim_of("a", "pay")).await), b"paid");
-    assert_eq!(settled(&store, &asked, Verb::Forget).await.state.name(), "released");
+    assert_eq!(settled(&store, &asked, Transition::Forget).await.state.name(), "released");
 }
 
 #[tokio::test]
@@ -84,13 +84,13 @@ async fn a_batch_that_forgets_is_answered_in_its_order() {
     let answers = store
         .settle(vec![
             item(&b, complete("b")),
-            item(&a, Verb::Forget),
+            item(&a, Transition::Forget),
             // These run one after the other: the key is settled, forgotten, and then absent.
             item(&c, complete("c")),
-            item(&c, Verb::Forget),
+            item(&c, Transition::Forget),
             item(&c, complete("c")),
-            item(&b, Verb::Release),
-            item(&d, Verb::Forget),
+            item(&b, Transition::Release),
+            item(&d, Transition::Forget),
         ])
         .await;
     let expected = ["completed", "released", "completed", "released", "stale", "stale", "released"];
@@ -116,9 +116,9 @@ async fn without_the_filter_nothing_is_forgotten_and_the_rest_is_done() {
     let answers = store
         .settle(vec![
             item(&b, complete("b")),
-            item(&a, Verb::Forget),
+            item(&a, Transition::Forget),
             item(&c, complete("c")),
-            item(&c, Verb::Forget),
+            item(&c, Transition::Forget),
         ])
         .await;
     assert_eq!(names(&answers), ["completed", "error", "completed", "error"]);
@@ -133,7 +133,7 @@ async fn without_the_filter_nothing_is_forgotten_and_the_rest_is_done() {
     }
     proxy.set(Weather::Fair);
     onetake_sim::servers::until("the filter is back", async || {
-        let answers = store.settle(vec![item(&a, Verb::Forget)]).await;
+        let answers = store.settle(vec![item(&a, Transition::Forget)]).await;
         names(&answers) == ["released"]
     })
     .await;
@@ -153,7 +153,7 @@ impl Store for Cutting {
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        if batch.iter().any(|item| item.verb == Verb::Forget) {
+        if batch.iter().any(|item| item.transition == Transition::Forget) {
             self.proxy.set(Weather::Dead);
         }
         self.inner.settle(batch).boxed()
@@ -176,7 +176,7 @@ async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
     let asked = completed(&store, "a", "paid").await;
     let other = running(&store, "b").await;
     written(&redis, "a").await;
-    let batch = vec![item(&asked, Verb::Forget), item(&other, complete("b"))];
+    let batch = vec![item(&asked, Transition::Forget), item(&other, complete("b"))];
     let answers = store.settle(batch).await;
     assert_eq!(names(&answers), ["error", "completed"]);
     let error = answers[0].as_ref().unwrap_err();
@@ -248,7 +248,7 @@ async fn an_entry_that_another_node_writes_late_does_not_replace_the_marker() {
         authority.open.send_replace(true);
     });
     assert_eq!(body(&retry), b"paid");
-    assert_eq!(settled(&other, &asked, Verb::Forget).await.state.name(), "released");
+    assert_eq!(settled(&other, &asked, Transition::Forget).await.state.name(), "released");
     proxy.set(Weather::Fair);
     // All earlier queued writes are done when this returns.
     late.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
@@ -273,7 +273,7 @@ async fn an_entry_that_waits_behind_a_forget_does_not_undo_it() {
     authority.open.send_replace(false);
     let forgotten = Notify::new();
     let forget = store.forget(vec![id("a")], async {
-        let settled = authority.settle(vec![item(&asked, Verb::Forget)]).await;
+        let settled = authority.settle(vec![item(&asked, Transition::Forget)]).await;
         assert_eq!(names(&settled), ["released"]);
         proxy.set(Weather::Cut);
         // This write is stuck, and the marker waits for it.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Fingerprint, Key, Record, RecordId, Recording, Rng, Scope,
-    Settled, Settlement, State, Store, SystemClock, SystemRng, Terms, Verb,
+    Settled, Settlement, State, Store, SystemClock, SystemRng, Terms, Transition,
 };
 use onetake_sim::servers::{Flavour, Redis, until};
 use onetake_stores::{FilterOptions, FilteredStore};
@@ -82,12 +82,12 @@ async fn found(store: &dyn Store, asked: &Claim) -> Arc<Record> {
 async fn completed(store: &dyn Store, key: &str, body: &str) -> Claim {
     let asked = claim_of(key, "pay");
     assert!(matches!(claim(store, &asked).await, Claimed::Granted { .. }));
-    settled(store, &asked, Verb::Complete(Recording::new(body.to_owned()))).await;
+    settled(store, &asked, Transition::Complete(Recording::new(body.to_owned()))).await;
     asked
 }
 
-async fn settled(store: &dyn Store, claim: &Claim, verb: Verb) -> Arc<Record> {
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+async fn settled(store: &dyn Store, claim: &Claim, transition: Transition) -> Arc<Record> {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     match store.settle(vec![settlement]).await.remove(0).unwrap() {
         Settled::Done { record, .. } => record,
         Settled::Stale { current } => panic!("stale: {current:?}"),
@@ -147,7 +147,7 @@ async fn look_and_run(store: &dyn Store, name: &str, keys: &[usize], runs: &[Ato
                 Claimed::Granted { .. } => {
                     let run = runs[*key].fetch_add(1, Ordering::SeqCst);
                     let outcome = Recording::new(format!("{name}-{key} run {run}"));
-                    settled(store, asked, Verb::Complete(outcome)).await;
+                    settled(store, asked, Transition::Complete(outcome)).await;
                 }
                 Claimed::Found { record, .. } => match &record.state {
                     State::Completed { .. } => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use onetake_core::{Claimed, ManualClock, MemoryStore, Recording, Settlement, Store, Verb};
+use onetake_core::{Claimed, ManualClock, MemoryStore, Recording, Settlement, Store, Transition};
 use onetake_sim::servers::{Redis, until};
 use onetake_stores::{FilterOptions, FilteredStore};
 
@@ -52,7 +52,7 @@ async fn an_attempt_that_the_authority_remembers_as_running_is_finished() {
     let (redis, authority, store) = suspicious().await;
     let asked = claim_of("a", "pay");
     claim(&store, &asked).await;
-    settled(&store, &asked, Verb::Complete(Recording::new("paid"))).await;
+    settled(&store, &asked, Transition::Complete(Recording::new("paid"))).await;
     written(&redis, "a").await;
     // A backup from the middle of the run.
     let backup = MemoryStore::new();
@@ -70,8 +70,8 @@ async fn a_release_from_before_the_outcome_does_not_run_again() {
     let released = claim_of("a", "pay");
     let backup = MemoryStore::new();
     backup.claim(vec![released.clone()]).await.remove(0).unwrap();
-    let verb = Verb::Release;
-    let settlement = Settlement { id: released.id, attempt: released.attempt, verb };
+    let transition = Transition::Release;
+    let settlement = Settlement { id: released.id, attempt: released.attempt, transition };
     backup.settle(vec![settlement]).await.remove(0).unwrap();
     completed(&store, "a", "paid").await;
     written(&redis, "a").await;

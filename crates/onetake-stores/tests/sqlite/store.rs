@@ -16,7 +16,7 @@ use onetake_core::store::{Due, DueAttempt, RecordIndex, SharedSecrets};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, OnUnknown,
     Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
-    StoreErrorKind, Terms, Verb,
+    StoreErrorKind, Terms, Transition,
 };
 use onetake_stores::{SqliteStore, Weight};
 
@@ -79,8 +79,8 @@ async fn granted(store: &SqliteStore, claim: &Claim) -> Fence {
 }
 
 async fn complete(store: &SqliteStore, claim: &Claim, body: Vec<u8>) -> Result<(), StoreError> {
-    let verb = Verb::Complete(Recording::new(body));
-    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    let transition = Transition::Complete(Recording::new(body));
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
     match store.settle(vec![settlement]).await.remove(0)? {
         Settled::Done { .. } => Ok(()),
         Settled::Stale { current } => panic!("stale: {current:?}"),
@@ -207,7 +207,8 @@ async fn a_store_that_was_just_opened_respects_a_whole_grace() {
     };
     assert_eq!(record.state.name(), "running");
     assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
-    let abandon = Settlement { id: runs.id, attempt: runs.attempt, verb: Verb::Abandon };
+    let abandon =
+        Settlement { id: runs.id, attempt: runs.attempt, transition: Transition::ExpireLease };
     let answer = store.settle(vec![abandon.clone()]).await.remove(0).unwrap();
     assert!(matches!(answer, Settled::Stale { .. }), "{answer:?}");
 
@@ -389,8 +390,8 @@ async fn what_was_unknown_in_an_older_file_is_asked_for() {
         let mut claim = claim(&format!("key {at}"), 1);
         claim.terms.on_unknown = on_unknown;
         granted(&store, &claim).await;
-        let verb = Verb::Unknown(Cause::TimedOut);
-        let lost = Settlement { id: claim.id, attempt: claim.attempt, verb };
+        let transition = Transition::Unknown(Cause::TimedOut);
+        let lost = Settlement { id: claim.id, attempt: claim.attempt, transition };
         let settled = store.settle(vec![lost]).await.remove(0).unwrap();
         assert!(matches!(settled, Settled::Done { .. }));
         claims.push(claim);
@@ -428,7 +429,7 @@ async fn what_is_forgotten_is_not_in_its_row() {
     };
     let holds = |record: &[u8]| record.windows(8).any(|part| part == b"a secret");
     assert!(holds(&row().0));
-    let forget = Settlement { id: done.id, attempt: done.attempt, verb: Verb::Forget };
+    let forget = Settlement { id: done.id, attempt: done.attempt, transition: Transition::Forget };
     let answer = store.settle(vec![forget]).await.remove(0).unwrap();
     assert!(matches!(answer, Settled::Done { .. }), "{answer:?}");
     let (record, state) = row();

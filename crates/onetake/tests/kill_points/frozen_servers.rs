@@ -3,7 +3,7 @@
 use std::fs::File;
 
 use onetake::engine::OnUnknown;
-use onetake_sim::client::Answer;
+use onetake_sim::client::ClientResponse;
 use onetake_sim::servers::Postgres;
 use rustix::process::Signal;
 
@@ -14,7 +14,7 @@ use super::{Case, LOOKS, Place, Server, breathe};
 struct Frozen<'a> {
     case: Case<'a>,
     server: Server,
-    client: tokio::task::JoinHandle<Option<Answer>>,
+    client: tokio::task::JoinHandle<Option<ClientResponse>>,
 }
 
 impl<'a> Frozen<'a> {
@@ -30,7 +30,7 @@ impl<'a> Frozen<'a> {
     }
 
     /// Lets the server continue. Returns its client's final answer.
-    async fn thaw(self) -> (Case<'a>, Server, Answer) {
+    async fn thaw(self) -> (Case<'a>, Server, ClientResponse) {
         File::create(self.case.orders.gate.as_ref().unwrap()).unwrap();
         self.server.signal(Signal::CONT);
         let told = self.client.await.unwrap().unwrap();

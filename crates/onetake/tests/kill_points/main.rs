@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use onetake::engine::OnUnknown;
 use onetake::stores::PostgresStore;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::Postgres;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -39,7 +39,7 @@ async fn breathe() {
 }
 
 /// Sends the request once. Returns `None` if the server died in the middle.
-async fn pay(client: &Client) -> Option<Answer> {
+async fn pay(client: &Client) -> Option<ClientResponse> {
     client.post("/pay").key(KEY).body("10 EUR").send().await.ok()
 }
 
@@ -72,12 +72,12 @@ impl Server {
     }
 
     /// Sends the request once. Returns `None` if the server died in the middle.
-    async fn pay(&self) -> Option<Answer> {
+    async fn pay(&self) -> Option<ClientResponse> {
         pay(&self.client).await
     }
 
     /// Retries until the answer is final: neither 409 nor 503.
-    async fn pay_until_answered(&self) -> Answer {
+    async fn pay_until_answered(&self) -> ClientResponse {
         for _ in 0..LOOKS {
             match self.pay().await {
                 Some(answer) if !matches!(answer.status(), 409 | 503) => return answer,

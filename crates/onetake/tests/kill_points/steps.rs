@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake::store::{Answers, Claim, Claimed, Settled, Settlement, Verb};
+use onetake::store::{Answers, Claim, Claimed, Settled, Settlement, Transition};
 use onetake::{Store, delegate_store};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
@@ -70,7 +70,9 @@ impl Store for Stepping {
         async move {
             // Renewals and reaper runs are not counted, because their number depends on the
             // machine.
-            let counts = batch.iter().any(|it| !matches!(it.verb, Verb::Renew | Verb::Abandon));
+            let counts = batch
+                .iter()
+                .any(|it| !matches!(it.transition, Transition::Renew | Transition::ExpireLease));
             if counts {
                 self.steps.reach("before the settlement is durable");
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use onetake::Served;
 use onetake::stores::{PostgresOptions, PostgresStore};
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::Postgres;
 use tokio::sync::oneshot;
 
@@ -15,7 +15,7 @@ mod service_example;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-async fn post(client: &Client, path: &str, key: &str, body: &'static str) -> Answer {
+async fn post(client: &Client, path: &str, key: &str, body: &'static str) -> ClientResponse {
     let call = client.post(path).key(key).header("content-type", "application/json");
     call.body(body).send().await.unwrap()
 }

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use onetake::stores::{PostgresOptions, PostgresStore};
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::Postgres;
 
 #[path = "../../examples/transfers.rs"]
@@ -13,7 +13,7 @@ mod transfers_example;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-async fn post(client: &Client, key: &str, body: &'static str) -> Answer {
+async fn post(client: &Client, key: &str, body: &'static str) -> ClientResponse {
     let call = client.post("/transfers").key(key).header("content-type", "application/json");
     call.body(body).send().await.unwrap()
 }
@@ -39,7 +39,7 @@ async fn the_bank_that_moves_money_once() {
     let keys: Vec<String> = (0..3).map(|number| format!("{KEY}-{number}")).collect();
     let calls = keys.iter().map(|key| post(&client, key, asked));
     let mut statuses: Vec<u16> =
-        futures_util::future::join_all(calls).await.iter().map(Answer::status).collect();
+        futures_util::future::join_all(calls).await.iter().map(ClientResponse::status).collect();
     statuses.sort_unstable();
     assert_eq!(statuses, [201, 422, 422]);
     for key in &keys {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use onetake::prelude::{EmbeddedStore, Engine, PolicyError};
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use tempfile::TempDir;
 
 #[path = "../../examples/axum.rs"]
@@ -37,7 +37,7 @@ impl Example {
         Self { client, _folder: folder }
     }
 
-    async fn post(&self, path: &str, key: &str, body: &'static str) -> Answer {
+    async fn post(&self, path: &str, key: &str, body: &'static str) -> ClientResponse {
         let call = self.client.post(path).key(key).header("content-type", "application/json");
         call.body(body).send().await.unwrap()
     }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use onetake::store::Answers;
-use onetake::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use onetake::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 use onetake::stores::MemoryStore;
 use onetake::{Engine, OnetakeLayer, Policy, ServeError, Served, Store, delegate_store};
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
@@ -55,7 +55,7 @@ impl Service {
     }
 
     /// Sends the operation, and returns once it is running.
-    async fn begin(&self) -> JoinHandle<Answer> {
+    async fn begin(&self) -> JoinHandle<ClientResponse> {
         let client = self.client.clone();
         let call = async move { client.post("/act").key(KEY).send().await.unwrap() };
         let call = tokio::spawn(call);
@@ -107,7 +107,10 @@ impl Store for Damaged {
         &self,
         settlements: Vec<Settlement>,
     ) -> futures_util::future::BoxFuture<'_, Answers<Settled>> {
-        if settlements.iter().any(|settlement| matches!(settlement.verb, Verb::Complete(_))) {
+        if settlements
+            .iter()
+            .any(|settlement| matches!(settlement.transition, Transition::Complete(_)))
+        {
             let error = StoreError::new(StoreErrorKind::Corrupt, "the disk is damaged");
             let answers = settlements.iter().map(|_| Err(error.clone())).collect();
             return Box::pin(std::future::ready(answers));

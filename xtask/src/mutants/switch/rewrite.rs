@@ -105,7 +105,7 @@ pub(super) fn rewrite(source: &str, mutants: &[&Mutant]) -> Result<Rewritten, St
         (place.range.start, is_wide, Reverse(place.range.end), place.rank())
     });
     let mut left_out: BTreeSet<u32> = mutants.iter().map(|mutant| mutant.number).collect();
-    for number in places.iter().flat_map(Place::numbers) {
+    for number in places.iter().flat_map(SwitchSite::numbers) {
         left_out.remove(&number);
     }
     let mut writer = Writer { source, rewritten: Rewritten { left_out, ..Rewritten::default() } };
@@ -125,14 +125,14 @@ fn byte(source: &str, starts: &[usize], (line, column): (usize, usize)) -> Optio
 
 /// A place of the source with its mutants: their numbers and the texts that replace it.
 #[derive(Debug)]
-struct Place {
+struct SwitchSite {
     range: Range<usize>,
-    kind: Kind,
+    kind: SiteKind,
     mutants: Vec<(u32, String)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum SiteKind {
     /// Returns from a function at its beginning.
     Return,
     /// A pattern without a condition: its arm is left out.
@@ -143,12 +143,12 @@ enum Kind {
     Choice,
 }
 
-impl Place {
+impl SwitchSite {
     /// The nesting of places with the same range: the one with the lower rank is outside.
     fn rank(&self) -> u8 {
         match self.kind {
-            Kind::Return | Kind::Pattern | Kind::Arm => 0,
-            Kind::Choice => 1,
+            SiteKind::Return | SiteKind::Pattern | SiteKind::Arm => 0,
+            SiteKind::Choice => 1,
         }
     }
 
@@ -163,7 +163,7 @@ struct Finder<'a> {
     by_place: BTreeMap<(&'a str, usize), Vec<&'a Mutant>>,
     /// True in code that runs at compile time.
     is_constant: bool,
-    places: Vec<Place>,
+    places: Vec<SwitchSite>,
 }
 
 impl<'a> Finder<'a> {
@@ -174,9 +174,9 @@ impl<'a> Finder<'a> {
         self.by_place.remove(&(genre, start)).unwrap_or_default()
     }
 
-    fn add(&mut self, kind: Kind, range: Range<usize>, mutants: Vec<(u32, String)>) {
+    fn add(&mut self, kind: SiteKind, range: Range<usize>, mutants: Vec<(u32, String)>) {
         if !mutants.is_empty() {
-            self.places.push(Place { range, kind, mutants });
+            self.places.push(SwitchSite { range, kind, mutants });
         }
     }
 
@@ -202,7 +202,7 @@ impl<'a> Finder<'a> {
         let mutants = self.take("FnValue", first.span().byte_range().start);
         let returned = mutants.iter().map(|mutant| (mutant.number, mutant.replacement.clone()));
         let at = block.brace_token.span.open().byte_range().end;
-        self.add(Kind::Return, at..at, returned.collect());
+        self.add(SiteKind::Return, at..at, returned.collect());
     }
 }
 
@@ -216,7 +216,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
             let changed = mutants
                 .iter()
                 .map(|mutant| (mutant.number, format!("{left}{}{right}", mutant.replacement)));
-            self.add(Kind::Choice, whole, changed.collect());
+            self.add(SiteKind::Choice, whole, changed.collect());
         }
         visit::visit_expr_binary(self, node);
     }
@@ -227,7 +227,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         let inner = self.text(node.expr.span().byte_range());
         let changed =
             mutants.iter().map(|mutant| (mutant.number, format!("{}{inner}", mutant.replacement)));
-        self.add(Kind::Choice, whole, changed.collect());
+        self.add(SiteKind::Choice, whole, changed.collect());
         visit::visit_expr_unary(self, node);
     }
 
@@ -237,14 +237,14 @@ impl<'ast> Visit<'ast> for Finder<'_> {
             let left_out = self.take("MatchArm", node.span().byte_range().start);
             let left_out = left_out.iter().map(|mutant| (mutant.number, String::new())).collect();
             match condition {
-                None => self.add(Kind::Pattern, node.pat.span().byte_range(), left_out),
+                None => self.add(SiteKind::Pattern, node.pat.span().byte_range(), left_out),
                 Some(condition) => {
                     let range = condition.span().byte_range();
-                    self.add(Kind::Arm, range.clone(), left_out);
+                    self.add(SiteKind::Arm, range.clone(), left_out);
                     let mutants = self.take("MatchArmGuard", range.start);
                     let changed =
                         mutants.iter().map(|mutant| (mutant.number, mutant.replacement.clone()));
-                    self.add(Kind::Choice, range, changed.collect());
+                    self.add(SiteKind::Choice, range, changed.collect());
                 }
             }
         }
@@ -324,7 +324,7 @@ impl Writer<'_> {
         self.push(source.get(range).unwrap_or_default());
     }
 
-    fn write(&mut self, range: Range<usize>, places: &[Place]) {
+    fn write(&mut self, range: Range<usize>, places: &[SwitchSite]) {
         let mut at = range.start;
         let mut left = places;
         while let Some((place, others)) = left.split_first() {
@@ -338,7 +338,7 @@ impl Writer<'_> {
         self.copy(at..range.end);
     }
 
-    fn place(&mut self, place: &Place, inside: &[Place]) {
+    fn place(&mut self, place: &SwitchSite, inside: &[SwitchSite]) {
         let start = self.rewritten.text.len();
         let part = self.rewritten.parts.len();
         let numbers: Vec<u32> = place.numbers().collect();
@@ -346,28 +346,28 @@ impl Writer<'_> {
             range: start..start,
             mutants: numbers.clone(),
             is_change: false,
-            is_arm: matches!(place.kind, Kind::Pattern | Kind::Arm),
+            is_arm: matches!(place.kind, SiteKind::Pattern | SiteKind::Arm),
         });
         let any: Vec<String> = numbers.iter().map(|number| format!("{IS}({number})")).collect();
         let any = any.join(" || ");
         match place.kind {
-            Kind::Return => {
+            SiteKind::Return => {
                 for (number, text) in &place.mutants {
                     self.push(&format!(" if {IS}({number}) {{ return "));
                     self.changed(*number, text);
                     self.push("; }");
                 }
             }
-            Kind::Pattern => {
+            SiteKind::Pattern => {
                 self.write(place.range.clone(), inside);
                 self.push(&format!(" if !({any})"));
             }
-            Kind::Arm => {
+            SiteKind::Arm => {
                 self.push(&format!("!({any}) && ("));
                 self.write(place.range.clone(), inside);
                 self.push(")");
             }
-            Kind::Choice => {
+            SiteKind::Choice => {
                 self.push(&format!("(if !({any}) {{ "));
                 self.write(place.range.clone(), inside);
                 self.push(" }");

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::Language;
-use super::token::{Kind, Token, tokens};
+use super::token::{Token, TokenKind, tokens};
 
 /// One change of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Change {
+pub(super) struct TextChange {
     /// The place of the old text.
     pub(super) at: Range<usize>,
     /// The new text.
@@ -110,9 +110,9 @@ const CLAUSES: [&[&str]; 6] = [
 ];
 
 /// Returns every change of a text.
-pub(super) fn changes(text: &str, language: Language) -> Vec<Change> {
+pub(super) fn changes(text: &str, language: Language) -> Vec<TextChange> {
     let tokens = tokens(text, language);
-    let mut found = Found { text, tokens: &tokens, changes: Vec::new() };
+    let mut found = TextSite { text, tokens: &tokens, changes: Vec::new() };
     let assignments = assignments(&tokens, language);
     for at in 0..tokens.len() {
         if assignments.contains(&at) {
@@ -135,13 +135,13 @@ pub(super) fn changes(text: &str, language: Language) -> Vec<Change> {
     found.changes
 }
 
-struct Found<'a> {
+struct TextSite<'a> {
     text: &'a str,
     tokens: &'a [Token],
-    changes: Vec<Change>,
+    changes: Vec<TextChange>,
 }
 
-impl Found<'_> {
+impl TextSite<'_> {
     fn token(&self, at: usize) -> Option<&Token> {
         self.tokens.get(at)
     }
@@ -151,7 +151,7 @@ impl Found<'_> {
     }
 
     fn add(&mut self, at: Range<usize>, with: &str, what: String) {
-        self.changes.push(Change { at, with: with.to_owned(), what });
+        self.changes.push(TextChange { at, with: with.to_owned(), what });
     }
 
     /// Replaces an operator or function.
@@ -173,7 +173,7 @@ impl Found<'_> {
         const BEFORE_OPERANDS: [&str; 11] =
             ["THEN", "ELSE", "WHEN", "AND", "OR", "NOT", "WHERE", "SELECT", "return", "and", "or"];
         at.and_then(|at| self.token(at)).is_some_and(|token| match token.kind {
-            Kind::Sign => token.is_any(&[")", "]"]),
+            TokenKind::Sign => token.is_any(&[")", "]"]),
             _ => !token.is_any(&BEFORE_OPERANDS),
         })
     }
@@ -300,7 +300,8 @@ impl Found<'_> {
 
     /// Replaces a constant: a small one by the next number, a large one by its half.
     fn number(&mut self, at: usize) {
-        let Some(token) = self.token(at).filter(|token| token.kind == Kind::Number).cloned() else {
+        let Some(token) = self.token(at).filter(|token| token.kind == TokenKind::Number).cloned()
+        else {
             return;
         };
         // Another argument of a script would fail at once.
@@ -356,7 +357,7 @@ mod tests {
     use super::*;
 
     fn mutated(text: &str, language: Language) -> Vec<String> {
-        let apply = |change: Change| {
+        let apply = |change: TextChange| {
             let mut new = text.to_owned();
             new.replace_range(change.at, &change.with);
             one_line(&new)

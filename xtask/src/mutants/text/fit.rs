@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::Language;
-use super::change::Change;
+use super::change::TextChange;
 
 /// Applies a change and keeps the length of the text; `None` if there is no room for it.
-pub(super) fn apply(text: &str, change: &Change, language: Language) -> Option<String> {
+pub(super) fn apply(text: &str, change: &TextChange, language: Language) -> Option<String> {
     let (before, behind) = (text.get(..change.at.start)?, text.get(change.at.end..)?);
     let old = change.at.len();
     if change.with.len() <= old {
@@ -97,7 +97,7 @@ mod tests {
     fn changed(text: &str, old: &str, new: &str) -> Option<String> {
         let start = text.find(old).unwrap();
         let change =
-            Change { at: start..start + old.len(), with: new.to_owned(), what: String::new() };
+            TextChange { at: start..start + old.len(), with: new.to_owned(), what: String::new() };
         let fitted = apply(text, &change, Language::Postgres);
         assert!(fitted.as_ref().is_none_or(|fitted| fitted.len() == text.len()));
         fitted

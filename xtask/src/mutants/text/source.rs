@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::super::argued::{Argued, names};
-use super::change::{Change, changes, one_line};
+use super::change::{TextChange, changes, one_line};
 use super::literal::literals;
 use super::{Language, Which, fit, part, read};
 
@@ -110,7 +110,7 @@ fn is_statement(piece: &str) -> bool {
         && !DEFINITIONS.iter().any(|word| piece.contains(word))
 }
 
-fn mutant(file: &str, owner: &str, text: &str, change: &Change, language: Language) -> Mutant {
+fn mutant(file: &str, owner: &str, text: &str, change: &TextChange, language: Language) -> Mutant {
     let before = text.get(..change.at.start).unwrap_or_default();
     let before = one_line(before.rsplit('\n').next().unwrap_or_default());
     let skipped = before.chars().count().saturating_sub(SHOWN_MAX);

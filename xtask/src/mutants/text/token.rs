@@ -6,7 +6,7 @@ use super::Language;
 
 /// The kind of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TokenKind {
     /// A keyword or name, with dots: `record.state`.
     Word,
     /// A number.
@@ -22,7 +22,7 @@ pub(super) enum Kind {
 /// One token and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
-    pub(super) kind: Kind,
+    pub(super) kind: TokenKind,
     pub(super) at: Range<usize>,
     /// The text; words of SQL are in upper case.
     pub(super) text: String,
@@ -33,7 +33,7 @@ pub(super) struct Token {
 impl Token {
     /// Returns true if it is this word or sign.
     pub(super) fn is(&self, text: &str) -> bool {
-        self.text == text && matches!(self.kind, Kind::Word | Kind::Sign)
+        self.text == text && matches!(self.kind, TokenKind::Word | TokenKind::Sign)
     }
 
     /// Returns true if it is one of these.
@@ -57,14 +57,14 @@ pub(super) fn tokens(text: &str, language: Language) -> Vec<Token> {
             continue;
         };
         let written = rest.get(..length).unwrap_or_default();
-        let is_sql_word = kind == Kind::Word && language != Language::Lua;
+        let is_sql_word = kind == TokenKind::Word && language != Language::Lua;
         let text = if is_sql_word { written.to_uppercase() } else { written.to_owned() };
         let ends =
             matches!(text.as_str(), ")" | "]" | "}") || (is_sql_word && text == "END" && depth > 0);
-        if ends && matches!(kind, Kind::Sign | Kind::Word) {
+        if ends && matches!(kind, TokenKind::Sign | TokenKind::Word) {
             depth = depth.saturating_sub(1);
         }
-        let opens = matches!(text.as_str(), "(" | "[" | "{") && kind == Kind::Sign
+        let opens = matches!(text.as_str(), "(" | "[" | "{") && kind == TokenKind::Sign
             || (is_sql_word && text == "CASE");
         found.push(Token { kind, at: at..at + length, text, depth });
         if opens {
@@ -76,7 +76,7 @@ pub(super) fn tokens(text: &str, language: Language) -> Vec<Token> {
 }
 
 /// Returns the kind and length of the next token; no kind for white space and comments.
-fn next(rest: &str, language: Language) -> (Option<Kind>, usize) {
+fn next(rest: &str, language: Language) -> (Option<TokenKind>, usize) {
     let first = rest.chars().next().unwrap_or(' ');
     let run = |from: usize, is_part: fn(char) -> bool| {
         let tail = rest.get(from..).unwrap_or_default();
@@ -90,20 +90,23 @@ fn next(rest: &str, language: Language) -> (Option<Kind>, usize) {
         return (None, rest.find('\n').unwrap_or(rest.len()));
     }
     if first == '\'' {
-        return (Some(Kind::Text), quoted(rest, language));
+        return (Some(TokenKind::Text), quoted(rest, language));
     }
     if first.is_ascii_digit() {
-        return (Some(Kind::Number), run(0, |sign| sign.is_ascii_digit() || sign == '.'));
+        return (Some(TokenKind::Number), run(0, |sign| sign.is_ascii_digit() || sign == '.'));
     }
     if is_name(first) {
-        return (Some(Kind::Word), run(0, |sign| sign.is_alphanumeric() || "_.".contains(sign)));
+        return (
+            Some(TokenKind::Word),
+            run(0, |sign| sign.is_alphanumeric() || "_.".contains(sign)),
+        );
     }
     let second = rest.chars().nth(1).unwrap_or(' ');
     if language != Language::Lua && "$?:".contains(first) && is_name(second) {
-        return (Some(Kind::Parameter), run(1, |sign| sign.is_alphanumeric() || sign == '_'));
+        return (Some(TokenKind::Parameter), run(1, |sign| sign.is_alphanumeric() || sign == '_'));
     }
     let long = LONG_SIGNS.iter().find(|sign| rest.starts_with(**sign));
-    (Some(Kind::Sign), long.map_or(first.len_utf8(), |sign| sign.len()))
+    (Some(TokenKind::Sign), long.map_or(first.len_utf8(), |sign| sign.len()))
 }
 
 /// Returns the length of a text in quotes.

@@ -7,14 +7,14 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use onetake_core::Recording;
-use onetake_core::engine::{Deed, Intervened, Intervention, Standing};
+use onetake_core::engine::{ExpectedState, Intervened, Intervention, OperatorAction};
 use onetake_http::recording::{record, recorded};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::Api;
-use super::fault::{Answer, Fault};
-use super::input::{Body, Name, attempt, sentence};
+use super::error::{ApiError, ApiResult};
+use super::input::{JsonBody, Name, attempt, sentence};
 use super::keys::find;
 use super::views::{Header, Key, StateName, moment};
 
@@ -120,46 +120,46 @@ pub(crate) struct Told {
 #[utoipa::path(post, path = "/v1/keys/{name}/release", tag = "changes", request_body = Change,
     params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::CommonErrors, super::Missed, super::BadBody))]
 pub(super) async fn release(
     State(api): State<Api>,
     Name(name): Name,
-    Body(change): Body<Change>,
-) -> Answer<Key> {
-    change_it(&api, &name, change, Deed::Release).await
+    JsonBody(change): JsonBody<Change>,
+) -> ApiResult<Key> {
+    change_it(&api, &name, change, OperatorAction::Release).await
 }
 
 /// Declares that the attempt failed for good: retries get this failure.
 #[utoipa::path(post, path = "/v1/keys/{name}/fail", tag = "changes", request_body = FailChange,
     params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::CommonErrors, super::Missed, super::BadBody))]
 pub(super) async fn fail(
     State(api): State<Api>,
     Name(name): Name,
-    Body(FailChange { attempt, reason, by, code, detail }): Body<FailChange>,
-) -> Answer<Key> {
+    JsonBody(FailChange { attempt, reason, by, code, detail }): JsonBody<FailChange>,
+) -> ApiResult<Key> {
     let code = code.unwrap_or_else(|| "failed_by_operator".to_owned());
     let detail = detail.unwrap_or_else(|| "An operator found that it failed.".to_owned());
     let failure = onetake_core::Failure {
         code: sentence("code", &code, WORD_BYTES_MAX)?,
         detail: sentence("detail", &detail, TEXT_BYTES_MAX)?,
     };
-    change_it(&api, &name, Change { attempt, reason, by }, Deed::Fail(failure)).await
+    change_it(&api, &name, Change { attempt, reason, by }, OperatorAction::Fail(failure)).await
 }
 
 /// Records the outcome: retries get it from now on.
 #[utoipa::path(post, path = "/v1/keys/{name}/resolve", tag = "changes", request_body = ResolveChange,
     params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::CommonErrors, super::Missed, super::BadBody))]
 pub(super) async fn resolve(
     State(api): State<Api>,
     Name(name): Name,
-    Body(ResolveChange { attempt, reason, by, outcome }): Body<ResolveChange>,
-) -> Answer<Key> {
+    JsonBody(ResolveChange { attempt, reason, by, outcome }): JsonBody<ResolveChange>,
+) -> ApiResult<Key> {
     let recording = outcome.recording()?;
-    change_it(&api, &name, Change { attempt, reason, by }, Deed::Resolve(recording)).await
+    change_it(&api, &name, Change { attempt, reason, by }, OperatorAction::Resolve(recording)).await
 }
 
 /// Deletes the record of a key that is not running, in any other state. The next request with the
@@ -167,32 +167,37 @@ pub(super) async fn resolve(
 #[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = ForgetChange,
     params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::CommonErrors, super::Missed, super::BadBody))]
 pub(super) async fn forget(
     State(api): State<Api>,
     Name(name): Name,
-    Body(ForgetChange { attempt, state, reason, by }): Body<ForgetChange>,
-) -> Answer<Key> {
+    JsonBody(ForgetChange { attempt, state, reason, by }): JsonBody<ForgetChange>,
+) -> ApiResult<Key> {
     let seen = match state {
-        StateName::Completed => Standing::Completed,
-        StateName::Failed => Standing::Failed,
-        StateName::Released => Standing::Released,
-        StateName::Unknown => Standing::Unknown,
+        StateName::Completed => ExpectedState::Completed,
+        StateName::Failed => ExpectedState::Failed,
+        StateName::Released => ExpectedState::Released,
+        StateName::Unknown => ExpectedState::Unknown,
         StateName::Running => {
-            return Err(Fault::invalid("`state`: a running key cannot be forgotten."));
+            return Err(ApiError::invalid("`state`: a running key cannot be forgotten."));
         }
     };
-    change_it(&api, &name, Change { attempt, reason, by }, Deed::Forget { seen }).await
+    change_it(&api, &name, Change { attempt, reason, by }, OperatorAction::Forget { seen }).await
 }
 
-async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<Key> {
+async fn change_it(
+    api: &Api,
+    name: &str,
+    change: Change,
+    action: OperatorAction,
+) -> ApiResult<Key> {
     let attempt = attempt(&change.attempt)?;
     let reason = sentence("reason", &change.reason, TEXT_BYTES_MAX)?;
     let by = sentence("by", change.by.as_deref().unwrap_or(SOMEBODY), WORD_BYTES_MAX)?;
     let id = find(api, name).await?.id;
-    match api.engine.intervene(Intervention { id, attempt, deed, by, reason }).await? {
+    match api.engine.intervene(Intervention { id, attempt, action, by, reason }).await? {
         Intervened::Done(record) => Ok(Json(Key::of(&record, false))),
-        Intervened::Absent => Err(Fault::no_key()),
+        Intervened::Absent => Err(ApiError::no_key()),
         Intervened::Running(record) => {
             let end = record.abandoned_at().map(moment);
             let until =
@@ -201,9 +206,9 @@ async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<
                 "An attempt may still be running, and will report its outcome{}. Nothing was changed.",
                 until.unwrap_or_default()
             );
-            Err(Fault::standing("key_running", "The key is running", detail, &record))
+            Err(ApiError::standing("key_running", "The key is running", detail, &record))
         }
-        Intervened::Stale(record) if record.attempt != attempt => Err(Fault::standing(
+        Intervened::Stale(record) if record.attempt != attempt => Err(ApiError::standing(
             "attempt_stale",
             "There is a later attempt",
             "`attempt` is not the key's latest attempt. Read the key again. Nothing was changed.",
@@ -215,31 +220,32 @@ async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<
                 "The key is {name} now. Only an unknown key can be settled by an operator, and only a key \
                  in the state that you named can be forgotten. Read it again. Nothing was changed."
             );
-            Err(Fault::standing("key_settled", "The key is settled", detail, &record))
+            Err(ApiError::standing("key_settled", "The key is settled", detail, &record))
         }
     }
 }
 
 impl Told {
-    fn recording(self) -> Result<Recording, Fault> {
+    fn recording(self) -> Result<Recording, ApiError> {
         let status = StatusCode::from_u16(self.status).ok();
         let status = status.filter(|status| (200..=599).contains(&status.as_u16()));
-        let status = status
-            .ok_or_else(|| Fault::invalid("`outcome.status` must be a status from 200 to 599."))?;
+        let status = status.ok_or_else(|| {
+            ApiError::invalid("`outcome.status` must be a status from 200 to 599.")
+        })?;
         if self.headers.len() > 100 {
-            return Err(Fault::invalid("`outcome.headers` has more than 100 entries."));
+            return Err(ApiError::invalid("`outcome.headers` has more than 100 entries."));
         }
         let mut headers = HeaderMap::new();
         for Header { name, value } in &self.headers {
             let line = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
             let (name, value) = line.ok_or_else(|| {
-                Fault::invalid("One of `outcome.headers` has an invalid name or value.")
+                ApiError::invalid("One of `outcome.headers` has an invalid name or value.")
             })?;
             headers.append(name, value);
         }
         let body = match (self.body, self.body_base64) {
             (Some(_), Some(_)) => {
-                return Err(Fault::invalid(
+                return Err(ApiError::invalid(
                     "Write either `outcome.body` or `outcome.body_base64`, not both.",
                 ));
             }
@@ -247,22 +253,22 @@ impl Told {
             (None, Some(text)) => STANDARD
                 .decode(text)
                 .map(Bytes::from)
-                .map_err(|_| Fault::invalid("`outcome.body_base64` is not base64."))?,
+                .map_err(|_| ApiError::invalid("`outcome.body_base64` is not base64."))?,
             (None, None) => Bytes::new(),
         };
         if body.len() > BODY_BYTES_MAX {
-            return Err(Fault::invalid("The body of `outcome` is larger than 1 MiB."));
+            return Err(ApiError::invalid("The body of `outcome` is larger than 1 MiB."));
         }
         if [204, 205, 304].contains(&status.as_u16()) && !body.is_empty() {
-            return Err(Fault::invalid("A response with this `outcome.status` has no body."));
+            return Err(ApiError::invalid("A response with this `outcome.status` has no body."));
         }
         let recording = record(status, &headers, Some(body), None);
         if recording.head.len() > HEAD_BYTES_MAX {
-            return Err(Fault::invalid("`outcome.headers` are larger than 32 KiB together."));
+            return Err(ApiError::invalid("`outcome.headers` are larger than 32 KiB together."));
         }
         let kept = recorded(&recording).map(|kept| kept.headers.len()).unwrap_or_default();
         if kept < headers.len() {
-            return Err(Fault::invalid(
+            return Err(ApiError::invalid(
                 "One of `outcome.headers` is not replayed (cookies, dates, limits, traces, what belongs to \
                  one connection, a length that is not the body's): leave it out.",
             ));

@@ -22,7 +22,7 @@ use onetake_core::Clock;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::fault::Fault;
+use super::error::ApiError;
 use crate::config::Token;
 
 /// Requests per second, and the burst.
@@ -48,7 +48,7 @@ impl Guard {
         Self(Arc::new(Inner { token, requests, wrong_tokens }))
     }
 
-    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Fault> {
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         let Inner { token, requests, wrong_tokens } = &*self.0;
         refuse_pages(uri, headers, token.is_some())?;
         if let Some(token) = token
@@ -56,7 +56,7 @@ impl Guard {
         {
             // Counted separately, so that guessing tokens does not lock operators out.
             wrong_tokens.take()?;
-            return Err(Fault::unauthorized());
+            return Err(ApiError::unauthorized());
         }
         requests.take()
     }
@@ -84,19 +84,19 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), Fault> {
+fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), ApiError> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     let host = text(HOST).or(uri.authority().map(Authority::as_str));
     if let Some(origin) = text(ORIGIN) {
         let of_origin = origin.split_once("://").map(|(_, host)| host);
         if of_origin.is_none() || of_origin != host {
-            return Err(Fault::cross_origin("A page of another origin sent this."));
+            return Err(ApiError::cross_origin("A page of another origin sent this."));
         }
     }
     if let Some(site) = headers.get("sec-fetch-site")
         && ![&b"same-origin"[..], b"none"].contains(&site.as_bytes())
     {
-        return Err(Fault::cross_origin("A page of another site sent this."));
+        return Err(ApiError::cross_origin("A page of another site sent this."));
     }
     // All hosts of the request: HTTP/2 has it only in the URI.
     let mut hosts = headers
@@ -105,7 +105,7 @@ fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), F
         .map(|value| value.to_str().unwrap_or_default())
         .chain(uri.authority().map(Authority::as_str));
     if !has_token && !hosts.all(is_an_address) {
-        return Err(Fault::cross_origin(
+        return Err(ApiError::cross_origin(
             "Without `admin.token` this listener answers to addresses and localhost, not to names: \
              use http://127.0.0.1 and its port.",
         ));
@@ -139,14 +139,14 @@ impl Bucket {
         Self { interval, at_once, clock, clear_at: Mutex::default() }
     }
 
-    fn take(&self) -> Result<(), Fault> {
+    fn take(&self) -> Result<(), ApiError> {
         let now = self.clock.monotonic();
         let mut clear_at = self.clear_at.lock().unwrap_or_else(PoisonError::into_inner);
         let owed = clear_at.saturating_sub(now);
         let allowed = self.interval * self.at_once.saturating_sub(1);
         if owed > allowed {
             let wait = (owed - allowed).as_secs_f64().ceil();
-            return Err(Fault::too_many((wait as u64).max(1)));
+            return Err(ApiError::too_many((wait as u64).max(1)));
         }
         *clear_at = now + owed + self.interval;
         Ok(())

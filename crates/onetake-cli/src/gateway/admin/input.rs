@@ -11,7 +11,7 @@ use onetake_http::tenant::{TENANT_FORMS, tenant_named};
 use serde::de::DeserializeOwned;
 
 use super::Api;
-use super::fault::Fault;
+use super::error::ApiError;
 
 /// Maximum size of a body: a recording in base64, with some room.
 const BODY_BYTES_MAX: usize = 4 << 20;
@@ -23,11 +23,11 @@ const BODY_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Params<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
-    type Rejection = Fault;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, Fault> {
+    async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, ApiError> {
         Query::try_from_uri(&parts.uri).map(|Query(params)| Self(params)).map_err(|error| {
-            Fault::invalid(format!("The parameters cannot be used: {}.", error.body_text()))
+            ApiError::invalid(format!("The parameters cannot be used: {}.", error.body_text()))
         })
     }
 }
@@ -36,9 +36,9 @@ impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
 pub(super) struct Name(pub(super) String);
 
 impl FromRequestParts<Api> for Name {
-    type Rejection = Fault;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Fault> {
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, ApiError> {
         let name = Path::<String>::from_request_parts(parts, api).await;
         name.map(|Path(name)| Self(name)).map_err(|_| no_name())
     }
@@ -46,27 +46,27 @@ impl FromRequestParts<Api> for Name {
 
 /// The JSON body of a request. The media type must be JSON, which a web page cannot set without a
 /// preflight request.
-pub(super) struct Body<T>(pub(super) T);
+pub(super) struct JsonBody<T>(pub(super) T);
 
-impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
-    type Rejection = Fault;
+impl<T: DeserializeOwned> FromRequest<Api> for JsonBody<T> {
+    type Rejection = ApiError;
 
-    async fn from_request(request: Request, api: &Api) -> Result<Self, Fault> {
+    async fn from_request(request: Request, api: &Api) -> Result<Self, ApiError> {
         let said = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let essence = said.and_then(|said| said.split(';').next()).map(str::trim);
         if !essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
-            return Err(Fault::media_type());
+            return Err(ApiError::media_type());
         }
         let body = tokio::select! {
             body = to_bytes(request.into_body(), BODY_BYTES_MAX) => body,
             () = api.engine.clock().sleep(BODY_PATIENCE) => {
-                return Err(Fault::invalid("The body did not arrive within ten seconds."));
+                return Err(ApiError::invalid("The body did not arrive within ten seconds."));
             }
         };
-        let body = body.map_err(|_| Fault::too_large())?;
+        let body = body.map_err(|_| ApiError::too_large())?;
         serde_json::from_slice(&body)
             .map(Self)
-            .map_err(|error| Fault::invalid(format!("The body cannot be used: {error}.")))
+            .map_err(|error| ApiError::invalid(format!("The body cannot be used: {error}.")))
     }
 }
 
@@ -76,23 +76,23 @@ pub(super) enum Named {
     Id(RecordId),
 }
 
-pub(super) fn named(text: &str) -> Result<Named, Fault> {
+pub(super) fn named(text: &str) -> Result<Named, ApiError> {
     if let Some(id) = hex::decode(text) {
         return Ok(Named::Id(RecordId::from_bytes(id)));
     }
     text.parse().map(Named::Reference).map_err(|_| no_name())
 }
 
-fn no_name() -> Fault {
-    Fault::invalid(
+fn no_name() -> ApiError {
+    ApiError::invalid(
         "The key's name is no reference: write twelve of 2-9 and A-Z (without I and O), as in \
          ABCD-EFGH-JKLM, or the whole id of 32 hexadecimal digits.",
     )
 }
 
-pub(super) fn attempt(text: &str) -> Result<AttemptId, Fault> {
+pub(super) fn attempt(text: &str) -> Result<AttemptId, ApiError> {
     hex::decode(text).map(AttemptId::from_bytes).ok_or_else(|| {
-        Fault::invalid(
+        ApiError::invalid(
             "`attempt` is no attempt: write the 32 hexadecimal digits that the key shows now, so \
              that nothing is done to a later one.",
         )
@@ -100,16 +100,16 @@ pub(super) fn attempt(text: &str) -> Result<AttemptId, Fault> {
 }
 
 /// Reads a tenant: its digest, or its name, from which the digest is computed.
-pub(super) fn tenant(text: &str, secret: &[u8; 32]) -> Result<TenantDigest, Fault> {
+pub(super) fn tenant(text: &str, secret: &[u8; 32]) -> Result<TenantDigest, ApiError> {
     if let Ok(digest) = text.parse() {
         return Ok(digest);
     }
     tenant_bytes(text).map(|tenant| TenantDigest::of(secret, &tenant))
 }
 
-pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, Fault> {
+pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, ApiError> {
     tenant_named(text).ok_or_else(|| {
-        Fault::invalid(format!(
+        ApiError::invalid(format!(
             "`tenant` is not a tenant: write {TENANT_FORMS}; or, for lists and counts, the whole \
                  digest that a key shows."
         ))
@@ -117,10 +117,10 @@ pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, Fault> {
 }
 
 /// Checks that a text is not empty, at most `max` bytes long, and without control characters.
-pub(super) fn sentence(name: &str, text: &str, max: usize) -> Result<String, Fault> {
+pub(super) fn sentence(name: &str, text: &str, max: usize) -> Result<String, ApiError> {
     let text = text.trim();
     if text.is_empty() || text.len() > max || text.chars().any(char::is_control) {
-        return Err(Fault::invalid(format!(
+        return Err(ApiError::invalid(format!(
             "`{name}` is empty, longer than {max} bytes, or has control characters."
         )));
     }

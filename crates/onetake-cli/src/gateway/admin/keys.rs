@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
-use super::fault::{Answer, Fault};
-use super::input::{Body, Name, Named, Params, named, tenant, tenant_bytes};
-use super::scan::{Bounds, Filter, Place, scan};
-use super::views::{AuditEntry, Key, Life, StateName};
+use super::error::{ApiError, ApiResult};
+use super::input::{JsonBody, Name, Named, Params, named, tenant, tenant_bytes};
+use super::scan::{Bounds, Filter, ScanPosition, scan};
+use super::views::{AuditEntryView, Key, Life, StateName};
 
 /// Default number of keys on a page.
 const PAGE_KEYS: usize = 50;
@@ -32,7 +32,7 @@ const AUDIT_ENTRIES: usize = 100;
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Which {
+pub(crate) struct KeyFilter {
     /// Only keys in this state.
     state: Option<StateName>,
     /// Only keys of this tenant: its digest, or its name as in `POST /v1/keys/lookup`.
@@ -52,8 +52,8 @@ pub(crate) struct Which {
     cursor: Option<String>,
 }
 
-impl Which {
-    fn filter(&self, api: &Api) -> Result<Filter, Fault> {
+impl KeyFilter {
+    fn filter(&self, api: &Api) -> Result<Filter, ApiError> {
         let digest = |text: &String| tenant(text, &api.tenants);
         Ok(Filter {
             state: self.state,
@@ -64,22 +64,22 @@ impl Which {
         })
     }
 
-    fn limit(&self) -> Result<usize, Fault> {
+    fn limit(&self) -> Result<usize, ApiError> {
         match self.limit.unwrap_or(PAGE_KEYS) {
             limit @ 1..=PAGE_KEYS_MAX => Ok(limit),
-            _ => Err(Fault::invalid(format!("`limit` must be from 1 to {PAGE_KEYS_MAX}."))),
+            _ => Err(ApiError::invalid(format!("`limit` must be from 1 to {PAGE_KEYS_MAX}."))),
         }
     }
 
-    fn place(&self) -> Result<Place, Fault> {
-        self.cursor.as_deref().map_or(Ok(Place::default()), Place::read)
+    fn place(&self) -> Result<ScanPosition, ApiError> {
+        self.cursor.as_deref().map_or(Ok(ScanPosition::default()), ScanPosition::read)
     }
 }
 
-fn age(name: &str, seconds: Option<u64>) -> Result<Option<Duration>, Fault> {
+fn age(name: &str, seconds: Option<u64>) -> Result<Option<Duration>, ApiError> {
     match seconds {
         Some(seconds) if seconds > AGE_SECONDS_MAX => {
-            Err(Fault::invalid(format!("`{name}` must be at most {AGE_SECONDS_MAX}.")))
+            Err(ApiError::invalid(format!("`{name}` must be at most {AGE_SECONDS_MAX}.")))
         }
         seconds => Ok(seconds.map(Duration::from_secs)),
     }
@@ -101,12 +101,15 @@ pub(crate) struct Page {
 }
 
 /// Lists keys.
-#[utoipa::path(get, path = "/v1/keys", tag = "keys", params(Which),
-    responses((status = 200, body = Page), super::Refused))]
-pub(super) async fn list(State(api): State<Api>, Params(which): Params<Which>) -> Answer<Page> {
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", params(KeyFilter),
+    responses((status = 200, body = Page), super::CommonErrors))]
+pub(super) async fn list(
+    State(api): State<Api>,
+    Params(which): Params<KeyFilter>,
+) -> ApiResult<Page> {
     let (filter, bounds) =
         (which.filter(&api)?, Bounds { wanted: which.limit()?, look_at: LIST_LOOK_AT });
-    let _place = api.scans.clone().try_acquire_owned().map_err(|_| Fault::too_many(1))?;
+    let _place = api.scans.clone().try_acquire_owned().map_err(|_| ApiError::too_many(1))?;
     let mut keys = Vec::new();
     let looked = scan(&api.engine, &filter, which.place()?, bounds, |record| {
         keys.push(Key::of(&record, false));
@@ -118,7 +121,7 @@ pub(super) async fn list(State(api): State<Api>, Params(which): Params<Which>) -
 
 /// Counts by state, of the keys that were read.
 #[derive(Debug, Default, Serialize, ToSchema)]
-pub(crate) struct Counts {
+pub(crate) struct StateCounts {
     running: usize,
     completed: usize,
     failed: usize,
@@ -134,13 +137,16 @@ pub(crate) struct Counts {
 }
 
 /// Counts keys by state.
-#[utoipa::path(get, path = "/v1/counts", tag = "keys", params(Which),
-    responses((status = 200, body = Counts), super::Refused))]
-pub(super) async fn count(State(api): State<Api>, Params(which): Params<Which>) -> Answer<Counts> {
+#[utoipa::path(get, path = "/v1/counts", tag = "keys", params(KeyFilter),
+    responses((status = 200, body = StateCounts), super::CommonErrors))]
+pub(super) async fn count(
+    State(api): State<Api>,
+    Params(which): Params<KeyFilter>,
+) -> ApiResult<StateCounts> {
     let filter = which.filter(&api)?;
     which.limit()?;
-    let _place = api.scans.clone().try_acquire_owned().map_err(|_| Fault::too_many(1))?;
-    let mut counts = Counts::default();
+    let _place = api.scans.clone().try_acquire_owned().map_err(|_| ApiError::too_many(1))?;
+    let mut counts = StateCounts::default();
     let bounds = Bounds { wanted: usize::MAX, look_at: COUNT_LOOK_AT };
     let looked = scan(&api.engine, &filter, which.place()?, bounds, |record| {
         let count = match StateName::from(&record.state) {
@@ -172,12 +178,12 @@ pub(crate) struct HowMuch {
 #[utoipa::path(get, path = "/v1/keys/{name}", tag = "keys",
     params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$"), HowMuch),
-    responses((status = 200, body = Life), super::Refused, super::Missed))]
+    responses((status = 200, body = Life), super::CommonErrors, super::Missed))]
 pub(super) async fn get(
     State(api): State<Api>,
     Name(name): Name,
     Params(how_much): Params<HowMuch>,
-) -> Answer<Life> {
+) -> ApiResult<Life> {
     let record = find(&api, &name).await?;
     life(&api, &record, how_much.body.unwrap_or_default()).await
 }
@@ -208,26 +214,29 @@ pub(crate) struct Lookup {
 /// Shows a key by what the client sent. It is a POST, so that no key and no credential appears in a
 /// URL.
 #[utoipa::path(post, path = "/v1/keys/lookup", tag = "keys", request_body = Lookup,
-    responses((status = 200, body = Life), super::Refused, super::Missed, super::BadBody))]
-pub(super) async fn lookup(State(api): State<Api>, Body(asked): Body<Lookup>) -> Answer<Life> {
+    responses((status = 200, body = Life), super::CommonErrors, super::Missed, super::BadBody))]
+pub(super) async fn lookup(
+    State(api): State<Api>,
+    JsonBody(asked): JsonBody<Lookup>,
+) -> ApiResult<Life> {
     // The quoted and the bare form are the same key.
     let bare = asked.key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
     let key = ClientKey::new(bare.unwrap_or(&asked.key))
-        .map_err(|error| Fault::invalid(format!("`key` is none: {error}.")))?;
+        .map_err(|error| ApiError::invalid(format!("`key` is none: {error}.")))?;
     let scope = Scope::new(tenant_bytes(&asked.tenant)?).namespace(asked.namespace);
     let record = load(&api, RecordId::derive(&scope, &key)).await?;
-    let record = record.ok_or_else(Fault::no_such_key)?;
+    let record = record.ok_or_else(ApiError::no_such_key)?;
     life(&api, &record, asked.body).await
 }
 
-async fn life(api: &Api, record: &Record, with_body: bool) -> Answer<Life> {
-    let notes = api.engine.notes(Some(record.id), None, AUDIT_ENTRIES).await?.notes;
+async fn life(api: &Api, record: &Record, with_body: bool) -> ApiResult<Life> {
+    let entries = api.engine.audit_entries(Some(record.id), None, AUDIT_ENTRIES).await?.entries;
     let replays = api.engine.replays(record);
-    Ok(Json(Life::of(record, with_body, replays, &notes)))
+    Ok(Json(Life::of(record, with_body, replays, &entries)))
 }
 
 /// Finds the key with this name.
-pub(super) async fn find(api: &Api, name: &str) -> Result<Arc<Record>, Fault> {
+pub(super) async fn find(api: &Api, name: &str) -> Result<Arc<Record>, ApiError> {
     let ids = match named(name)? {
         Named::Id(id) => vec![id],
         Named::Reference(reference) => api.engine.find(reference).await?,
@@ -237,19 +246,19 @@ pub(super) async fn find(api: &Api, name: &str) -> Result<Arc<Record>, Fault> {
         found.extend(load(api, id).await?);
     }
     match (found.pop(), found.as_slice()) {
-        (None, _) => Err(Fault::no_key()),
+        (None, _) => Err(ApiError::no_key()),
         (Some(record), []) => Ok(record),
         (Some(last), others) => {
             let all = others.iter().chain([&last]).map(|record| record.id);
-            Err(Fault::ambiguous(&all.collect::<Vec<_>>()))
+            Err(ApiError::ambiguous(&all.collect::<Vec<_>>()))
         }
     }
 }
 
-async fn load(api: &Api, id: RecordId) -> Result<Option<Arc<Record>>, Fault> {
+async fn load(api: &Api, id: RecordId) -> Result<Option<Arc<Record>>, ApiError> {
     match api.engine.inspect(vec![id]).await?.pop() {
         Some(Ok(found)) => Ok(found),
-        Some(Err(error)) => Err(Fault::unreadable(error)),
+        Some(Err(error)) => Err(ApiError::unreadable(error)),
         None => Ok(None),
     }
 }
@@ -258,7 +267,7 @@ async fn load(api: &Api, id: RecordId) -> Result<Option<Arc<Record>>, Fault> {
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct WhichEntries {
+pub(crate) struct AuditFilter {
     /// Only entries of this key: its reference, if the key still exists, or its id.
     key: Option<String>,
     /// Maximum number of entries, from 1 to 500; 100 by default.
@@ -272,38 +281,38 @@ pub(crate) struct WhichEntries {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Entries {
     /// The entries.
-    entries: Vec<AuditEntry>,
+    entries: Vec<AuditEntryView>,
     /// The cursor of the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
 
 /// Lists operator actions from the audit log.
-#[utoipa::path(get, path = "/v1/audit", tag = "audit", params(WhichEntries),
-    responses((status = 200, body = Entries), super::Refused, super::Missed))]
+#[utoipa::path(get, path = "/v1/audit", tag = "audit", params(AuditFilter),
+    responses((status = 200, body = Entries), super::CommonErrors, super::Missed))]
 pub(super) async fn audit(
     State(api): State<Api>,
-    Params(which): Params<WhichEntries>,
-) -> Answer<Entries> {
+    Params(which): Params<AuditFilter>,
+) -> ApiResult<Entries> {
     let limit = match which.limit.unwrap_or(AUDIT_ENTRIES) {
         limit @ 1..=PAGE_KEYS_MAX => limit,
-        _ => return Err(Fault::invalid(format!("`limit` must be from 1 to {PAGE_KEYS_MAX}."))),
+        _ => return Err(ApiError::invalid(format!("`limit` must be from 1 to {PAGE_KEYS_MAX}."))),
     };
     let of = match which.key.as_deref().map(named).transpose()? {
         Some(Named::Id(id)) => Some(id),
         // The id is enough here. The record itself may be forgotten.
         Some(Named::Reference(reference)) => match *api.engine.find(reference).await? {
             [id] => Some(id),
-            [] => return Err(Fault::no_key()),
-            ref ids => return Err(Fault::ambiguous(ids)),
+            [] => return Err(ApiError::no_key()),
+            ref ids => return Err(ApiError::ambiguous(ids)),
         },
         None => None,
     };
-    let from = which.cursor.as_deref().map(Place::read).transpose()?;
-    let from = from.and_then(Place::into_page);
-    let notes = api.engine.notes(of, from, limit).await?;
+    let from = which.cursor.as_deref().map(ScanPosition::read).transpose()?;
+    let from = from.and_then(ScanPosition::into_page);
+    let entries = api.engine.audit_entries(of, from, limit).await?;
     Ok(Json(Entries {
-        entries: notes.notes.iter().map(AuditEntry::of).collect(),
-        cursor: notes.next.map(|next| Place::of_page(next).write()),
+        entries: entries.entries.iter().map(AuditEntryView::of).collect(),
+        cursor: entries.next.map(|next| ScanPosition::of_page(next).write()),
     }))
 }

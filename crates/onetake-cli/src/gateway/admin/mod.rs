@@ -4,7 +4,7 @@
 //! token, if one is configured, no web pages, and rate limits.
 
 mod acts;
-mod fault;
+mod error;
 mod guard;
 mod input;
 mod keys;
@@ -30,7 +30,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::readiness::Readiness;
-use fault::{Fault, Problem};
+use error::{ApiError, ApiProblem};
 use guard::Guard;
 
 use crate::config::Token;
@@ -73,22 +73,22 @@ impl Api {
 /// Error responses that every request may get.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it stands for the schema")]
-enum Refused {
+enum CommonErrors {
     /// The request is invalid.
     #[response(status = 400, content_type = "application/problem+json")]
-    Invalid(#[to_schema] Problem),
+    Invalid(#[to_schema] ApiProblem),
     /// The token is missing or wrong.
     #[response(status = 401, content_type = "application/problem+json")]
-    Unauthorized(#[to_schema] Problem),
+    Unauthorized(#[to_schema] ApiProblem),
     /// A web page sent the request.
     #[response(status = 403, content_type = "application/problem+json")]
-    CrossOrigin(#[to_schema] Problem),
+    CrossOrigin(#[to_schema] ApiProblem),
     /// Too many requests.
     #[response(status = 429, content_type = "application/problem+json")]
-    TooMany(#[to_schema] Problem),
+    TooMany(#[to_schema] ApiProblem),
     /// The store does not respond.
     #[response(status = 503, content_type = "application/problem+json")]
-    Unavailable(#[to_schema] Problem),
+    Unavailable(#[to_schema] ApiProblem),
 }
 
 /// More error responses of requests for one key.
@@ -97,10 +97,10 @@ enum Refused {
 enum Missed {
     /// There is no such key.
     #[response(status = 404, content_type = "application/problem+json")]
-    NoKey(#[to_schema] Problem),
+    NoKey(#[to_schema] ApiProblem),
     /// The key's state or attempt does not allow the request.
     #[response(status = 409, content_type = "application/problem+json")]
-    Conflict(#[to_schema] Problem),
+    Conflict(#[to_schema] ApiProblem),
 }
 
 /// More error responses of requests with a body.
@@ -109,10 +109,10 @@ enum Missed {
 enum BadBody {
     /// The body is too large.
     #[response(status = 413, content_type = "application/problem+json")]
-    TooLarge(#[to_schema] Problem),
+    TooLarge(#[to_schema] ApiProblem),
     /// The body is not JSON.
     #[response(status = 415, content_type = "application/problem+json")]
-    MediaType(#[to_schema] Problem),
+    MediaType(#[to_schema] ApiProblem),
 }
 
 /// Serves the admin API until it is stopped.
@@ -137,7 +137,7 @@ pub(super) async fn serve_metrics(
     let guard = Guard::new(token.as_ref(), &clock);
     let guarded = Router::new()
         .route("/metrics", get(async move || render(metrics)))
-        .fallback(async || Fault::no_page())
+        .fallback(async || ApiError::no_page())
         .layer(middleware::from_fn_with_state(guard, guard::guard));
     let router = Router::new().route("/livez", get(|| async { "ok\n" })).fallback_service(guarded);
     listener::serve(listener, router, clock, stop).await;
@@ -167,8 +167,8 @@ fn router(status: Status, api: Api, guard: Guard) -> Router {
             get(async |State(status): State<Status>| render(status.metrics))
                 .with_state(status.clone()),
         )
-        .method_not_allowed_fallback(async || Fault::no_method())
-        .fallback(async || Fault::no_page())
+        .method_not_allowed_fallback(async || ApiError::no_method())
+        .fallback(async || ApiError::no_page())
         .layer(middleware::from_fn_with_state(guard, guard::guard));
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))

@@ -12,7 +12,7 @@ use onetake_core::codec::{Reader, put_slice};
 use onetake_core::store::Cursor;
 use onetake_core::{Engine, Record, RecordId, TenantDigest, Timestamp};
 
-use super::fault::Fault;
+use super::error::ApiError;
 use super::views::{StateName, age};
 
 /// Ids per page of the store.
@@ -49,15 +49,15 @@ impl Filter {
 /// continue, if the page was not finished. If that id is no longer on the page, the whole page is
 /// repeated: twice is better than never.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ScanPosition {
     page: Option<Cursor>,
     behind: Option<RecordId>,
 }
 
-impl Place {
-    pub(super) fn read(text: &str) -> Result<Self, Fault> {
+impl ScanPosition {
+    pub(super) fn read(text: &str) -> Result<Self, ApiError> {
         let foreign =
-            || Fault::invalid("`cursor` is not a cursor of this API: start again without one.");
+            || ApiError::invalid("`cursor` is not a cursor of this API: start again without one.");
         if text.len() > CURSOR_BYTES_MAX {
             return Err(foreign());
         }
@@ -114,26 +114,26 @@ pub(super) struct Bounds {
 
 /// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Looked {
+pub(super) struct ScanResult {
     /// Number of keys that were read.
     pub(super) at: usize,
     /// Number of these keys that could not be read.
     pub(super) unreadable: usize,
     /// Where to continue; `None` at the end.
-    pub(super) next: Option<Place>,
+    pub(super) next: Option<ScanPosition>,
 }
 
 /// Calls `found` for each key that matches the filter.
 pub(super) async fn scan(
     engine: &Engine,
     filter: &Filter,
-    from: Place,
+    from: ScanPosition,
     bounds: Bounds,
     mut found: impl FnMut(Arc<Record>),
-) -> Result<Looked, Fault> {
+) -> Result<ScanResult, ApiError> {
     let clock = engine.clock();
     let until = clock.monotonic().saturating_add(TIME_MAX);
-    let mut looked = Looked::default();
+    let mut looked = ScanResult::default();
     let (mut left, mut visited) = (bounds.wanted, 0);
     let mut place = from;
     loop {
@@ -154,7 +154,7 @@ pub(super) async fn scan(
                         found(record);
                         left -= 1;
                         if left == 0 {
-                            looked.next = Some(Place { behind: Some(*id), ..place });
+                            looked.next = Some(ScanPosition { behind: Some(*id), ..place });
                             return Ok(looked);
                         }
                     }
@@ -164,7 +164,7 @@ pub(super) async fn scan(
             }
         }
         let Some(next) = page.next else { return Ok(looked) };
-        place = Place { page: Some(next), behind: None };
+        place = ScanPosition { page: Some(next), behind: None };
         if visited >= bounds.look_at || clock.monotonic() >= until {
             looked.next = Some(place);
             return Ok(looked);
@@ -192,7 +192,7 @@ mod tests {
 
     async fn all(engine: &Engine, filter: &Filter, bounds: Bounds) -> (Vec<RecordId>, usize) {
         let (mut ids, mut pages) = (Vec::new(), 0);
-        let mut place = Place::default();
+        let mut place = ScanPosition::default();
         loop {
             let before = ids.len();
             let looked = scan(engine, filter, place, bounds, |record| ids.push(record.id)).await;
@@ -202,7 +202,7 @@ mod tests {
             pages += 1;
             match looked.next {
                 // Through its text form, as a client returns it.
-                Some(next) => place = Place::read(&next.write()).unwrap(),
+                Some(next) => place = ScanPosition::read(&next.write()).unwrap(),
                 None => return (ids, pages),
             }
         }
@@ -269,7 +269,7 @@ mod tests {
             engine.run(operation, async move |_| Verdict::Complete(recording)).await.unwrap();
         }
         let bounds = Bounds { wanted: 50, look_at: 2_000 };
-        scan(&engine, &Filter::default(), Place::default(), bounds, |_| {}).await.unwrap();
+        scan(&engine, &Filter::default(), ScanPosition::default(), bounds, |_| {}).await.unwrap();
         let most = store.most.load(std::sync::atomic::Ordering::SeqCst);
         // A route's `max_response_body` may be 64 MiB, and two scans may run at once.
         assert!(most <= 64 << 20, "{} MiB were read for one page, to show none of it", most >> 20);
@@ -278,12 +278,12 @@ mod tests {
     #[test]
     fn cursors_of_others_are_refused() {
         for wrong in ["", "x", "AA", "AQ", &"A".repeat(2_000), "AgA", "AAEAAAABAA"] {
-            assert!(Place::read(wrong).is_err(), "{wrong}");
+            assert!(ScanPosition::read(wrong).is_err(), "{wrong}");
         }
-        let place = Place {
+        let place = ScanPosition {
             page: Some(Cursor::from_bytes("x")),
             behind: Some(RecordId::from_bytes([7; 16])),
         };
-        assert_eq!(Place::read(&place.write()).unwrap(), place);
+        assert_eq!(ScanPosition::read(&place.write()).unwrap(), place);
     }
 }

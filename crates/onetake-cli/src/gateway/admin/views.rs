@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use onetake_core::audit::AuditEntry;
 use onetake_core::engine::Replays;
 use onetake_core::hex;
-use onetake_core::note::Note;
 use onetake_core::{OnUnknown, Record, Recording, State, Timestamp};
 use onetake_http::recording::{Recorded, recorded};
 use serde::{Deserialize, Serialize};
@@ -140,7 +140,7 @@ pub(crate) struct Life {
     /// The number of replays.
     replays: ReplayCount,
     /// Audit entries of the key, newest first; at most a hundred.
-    audit: Vec<AuditEntry>,
+    audit: Vec<AuditEntryView>,
 }
 
 /// An attempt that was followed by another one.
@@ -169,7 +169,7 @@ pub(crate) struct ReplayCount {
 
 /// An entry of the audit log.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct AuditEntry {
+pub(crate) struct AuditEntryView {
     /// The time of the action.
     at: String,
     /// The reference of the key.
@@ -293,7 +293,12 @@ fn header_lines(recorded: &Recorded) -> Vec<Header> {
 }
 
 impl Life {
-    pub(super) fn of(record: &Record, with_body: bool, replays: Replays, notes: &[Note]) -> Self {
+    pub(super) fn of(
+        record: &Record,
+        with_body: bool,
+        replays: Replays,
+        entries: &[AuditEntry],
+    ) -> Self {
         let attempt = |past: onetake_core::origin::PastAttempt| Attempt {
             fence: past.fence.get(),
             claimed_at: moment(past.claimed_at),
@@ -311,13 +316,13 @@ impl Life {
                 by_this_node: replays.count,
                 last_at: replays.last_at.map(moment),
             },
-            audit: notes.iter().map(AuditEntry::of).collect(),
+            audit: entries.iter().map(AuditEntryView::of).collect(),
         }
     }
 }
 
-impl AuditEntry {
-    pub(super) fn of(note: &Note) -> Self {
+impl AuditEntryView {
+    pub(super) fn of(note: &AuditEntry) -> Self {
         Self {
             at: moment(note.place.at()),
             reference: note.id.reference().to_string(),
@@ -363,7 +368,7 @@ mod tests {
             origin: onetake_core::Origin::default(),
             created_at: at,
             claimed_at: at,
-            history: onetake_core::origin::History::default(),
+            history: onetake_core::origin::AttemptHistory::default(),
             state: State::Unknown { at, cause: onetake_core::Cause::TimedOut, ask_at: at },
         };
         let told = |on_unknown| {

@@ -30,13 +30,13 @@ pub(super) struct Allowed {
 /// search.
 #[derive(Default)]
 struct Generations {
-    young: HashMap<Question, Entry>,
-    old: HashMap<Question, Entry>,
+    young: HashMap<Question, AllowedEntry>,
+    old: HashMap<Question, AllowedEntry>,
     /// When the younger generation was started.
     since: Duration,
 }
 
-struct Entry {
+struct AllowedEntry {
     name: Vec<u8>,
     until: Duration,
 }
@@ -81,7 +81,7 @@ impl Allowed {
             generations.since = asked_at;
         }
         let until = asked_at.saturating_add(self.lasts);
-        generations.young.insert(question, Entry { name, until });
+        generations.young.insert(question, AllowedEntry { name, until });
     }
 
     fn lock(&self) -> MutexGuard<'_, Generations> {

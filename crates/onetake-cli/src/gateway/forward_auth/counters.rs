@@ -10,7 +10,7 @@ const TOTAL: &str = "onetake_forward_auth_total";
 const SECONDS: &str = "onetake_forward_auth_seconds";
 
 /// The counters for every answer, looked up once.
-pub(super) struct Counters {
+pub(super) struct AuthCounters {
     allowed: Counter,
     refused: Counter,
     unavailable: Counter,
@@ -22,7 +22,7 @@ pub(super) struct Counters {
     seconds: Histogram,
 }
 
-impl Counters {
+impl AuthCounters {
     pub(super) fn new() -> Self {
         describe_counter!(TOTAL, "Keyed requests that forward_auth decides about, by its answer.");
         describe_histogram!(SECONDS, "Time of one question to the service of forward_auth.");
@@ -40,21 +40,21 @@ impl Counters {
 
     /// Starts to count a question. Unless it is answered, it counts as abandoned: the client has
     /// gone.
-    pub(super) fn ask<'a>(&'a self, clock: &'a dyn Clock) -> Asked<'a> {
-        Asked { counters: self, clock, from: clock.monotonic(), answer: &self.abandoned }
+    pub(super) fn ask<'a>(&'a self, clock: &'a dyn Clock) -> QuestionTimer<'a> {
+        QuestionTimer { counters: self, clock, from: clock.monotonic(), answer: &self.abandoned }
     }
 }
 
 /// A question in progress. It is counted in any case when it ends, so a hanging service shows in
 /// the metrics even if clients give up before the gateway does.
-pub(super) struct Asked<'a> {
-    counters: &'a Counters,
+pub(super) struct QuestionTimer<'a> {
+    counters: &'a AuthCounters,
     clock: &'a dyn Clock,
     from: Duration,
     answer: &'a Counter,
 }
 
-impl Asked<'_> {
+impl QuestionTimer<'_> {
     /// Notes the answer.
     pub(super) fn answered<T>(mut self, answer: &Result<T, Problem>) {
         self.answer = match answer {
@@ -65,7 +65,7 @@ impl Asked<'_> {
     }
 }
 
-impl Drop for Asked<'_> {
+impl Drop for QuestionTimer<'_> {
     fn drop(&mut self) {
         self.answer.increment(1);
         let took = self.clock.monotonic().saturating_sub(self.from);

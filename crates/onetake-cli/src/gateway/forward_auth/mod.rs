@@ -31,7 +31,7 @@ use super::Connector;
 use super::edge::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::config;
 use allowed::Allowed;
-use counters::Counters;
+use counters::AuthCounters;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
@@ -57,7 +57,7 @@ pub(super) struct ForwardAuth {
     client: Client<Connector, Empty<Bytes>>,
     places: Semaphore,
     allowed: Allowed,
-    counters: Counters,
+    counters: AuthCounters,
     clock: Arc<dyn Clock>,
 }
 
@@ -77,7 +77,7 @@ impl ForwardAuth {
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .build(connector);
         let allowed = Allowed::new(config.cache, rng);
-        let (places, counters) = (Semaphore::new(ASKED_MAX), Counters::new());
+        let (places, counters) = (Semaphore::new(ASKED_MAX), AuthCounters::new());
         Self { config, client, places, allowed, counters, clock }
     }
 

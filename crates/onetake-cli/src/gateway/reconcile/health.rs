@@ -23,7 +23,7 @@ struct Lately {
 }
 
 /// A question in progress. It counts as a timeout if it is dropped before it has finished.
-pub(super) struct Ask<'a> {
+pub(super) struct QuestionTimer<'a> {
     health: &'a Health,
     clock: &'a dyn Clock,
     is_answered: bool,
@@ -31,9 +31,9 @@ pub(super) struct Ask<'a> {
 
 impl Health {
     /// Starts a question; `None` if the service is paused.
-    pub(super) fn ask<'a>(&'a self, clock: &'a dyn Clock) -> Option<Ask<'a>> {
+    pub(super) fn ask<'a>(&'a self, clock: &'a dyn Clock) -> Option<QuestionTimer<'a>> {
         let is_left_alone = clock.monotonic() < self.lately().left_alone_until;
-        (!is_left_alone).then_some(Ask { health: self, clock, is_answered: false })
+        (!is_left_alone).then_some(QuestionTimer { health: self, clock, is_answered: false })
     }
 
     fn lately(&self) -> std::sync::MutexGuard<'_, Lately> {
@@ -41,7 +41,7 @@ impl Health {
     }
 }
 
-impl Ask<'_> {
+impl QuestionTimer<'_> {
     /// Notes that the question has finished, with any result. Even a refused connection does not
     /// block others.
     pub(super) fn answered(mut self) {
@@ -49,7 +49,7 @@ impl Ask<'_> {
     }
 }
 
-impl Drop for Ask<'_> {
+impl Drop for QuestionTimer<'_> {
     fn drop(&mut self) {
         let mut lately = self.health.lately();
         if self.is_answered {

@@ -23,9 +23,11 @@ use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use onetake_core::{Clock, Failure, Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
+use onetake_core::{
+    Clock, Failure, Inquiry, Origin, Reconcile, ReconcileAnswer, Record, TenantDigest,
+};
 use onetake_http::recording::record_response;
-use onetake_http::{InFlight, Known, Remembered};
+use onetake_http::{InFlight, MemoField, MemoValues};
 
 use super::Connector;
 use super::plan::{NO_ROUTE, label_of};
@@ -47,7 +49,7 @@ const IDLE_MAX: usize = 16;
 /// The reconciler of the gateway, which asks the services of routes.
 #[derive(Debug)]
 pub(super) struct Reconciler {
-    routes: Vec<Route>,
+    routes: Vec<RouteTarget>,
     client: Client<Connector, Empty<Bytes>>,
     /// Maximum clock difference between nodes, for stores without a clock.
     skew: Duration,
@@ -56,7 +58,7 @@ pub(super) struct Reconciler {
 
 /// The reconciliation settings of one route.
 #[derive(Debug)]
-struct Route {
+struct RouteTarget {
     /// The route's name as in records.
     name: Arc<str>,
     asked: config::Reconcile,
@@ -69,11 +71,11 @@ struct Route {
 }
 
 /// The parts of a request that must be kept in the memo for the URL of the question.
-pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<Remembered> {
+pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<MemoField> {
     let pairs = [
-        (Placeholder::DerivedKey, Remembered::DerivedKey),
-        (Placeholder::Key, Remembered::Key),
-        (Placeholder::Tenant, Remembered::Tenant),
+        (Placeholder::DerivedKey, MemoField::DerivedKey),
+        (Placeholder::Key, MemoField::Key),
+        (Placeholder::Tenant, MemoField::Tenant),
     ];
     let used = pairs.into_iter().filter(|(place, _)| reconcile.request.has(*place));
     used.map(|(_, remembered)| remembered).collect()
@@ -102,15 +104,15 @@ impl Reconciler {
         Some(Self { routes, client, skew: config.store.url.clock_skew_max(), clock })
     }
 
-    fn route(&self, record: &Record) -> Option<&Route> {
+    fn route(&self, record: &Record) -> Option<&RouteTarget> {
         self.routes.iter().find(|route| route.name == record.origin.route)
     }
 
-    async fn found(&self, record: &Record) -> Found {
+    async fn found(&self, record: &Record) -> ReconcileAnswer {
         let Some(route) = self.route(record) else {
             return not_asked("its route has no reconciler any more");
         };
-        let known = Known::of(&record.origin.memo);
+        let known = MemoValues::of(&record.origin.memo);
         let Some(uri) = target::fill(&route.asked.request, &known, record.id.reference()) else {
             return not_asked(
                 "the record does not hold the values for the URL: the tenant is too long to be kept, a key or tenant is one or two dots, the route had another URL when the key was claimed, or the memo cannot be decrypted here",
@@ -132,10 +134,10 @@ impl Reconciler {
     /// Sends the request and interprets the response.
     async fn answer(
         &self,
-        route: &Route,
+        route: &RouteTarget,
         request: Request<Empty<Bytes>>,
         record: &Record,
-    ) -> Found {
+    ) -> ReconcileAnswer {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {
@@ -148,9 +150,11 @@ impl Reconciler {
         let (mut parts, body) = response.into_parts();
         let status = match answer::means(parts.status, &parts.headers, &route.asked.not_executed) {
             Means::Outcome(status) => status,
-            Means::NotExecuted if route.answers_later => return Found::Failed(not_executed()),
-            Means::NotExecuted => return Found::NotExecuted,
-            Means::Nothing(why) => return Found::Unclear(why),
+            Means::NotExecuted if route.answers_later => {
+                return ReconcileAnswer::Failed(not_executed());
+            }
+            Means::NotExecuted => return ReconcileAnswer::NotExecuted,
+            Means::Nothing(why) => return ReconcileAnswer::Unclear(why),
         };
         parts.status = status;
         answer::strip(&mut parts.headers);
@@ -163,7 +167,7 @@ impl Reconciler {
                         "an outcome was found that is larger than max_response_body: it is recorded without its body"
                     );
                 }
-                Found::Completed(recording)
+                ReconcileAnswer::Completed(recording)
             }
             Err(_) => unclear("the service closed the connection in the middle of its response"),
         }
@@ -172,8 +176,8 @@ impl Reconciler {
 
 /// The routes that reconcile. Records hold only the beginning of a route's name. If two routes
 /// share it, neither is reconciled.
-fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route> {
-    let mut routes: Vec<Route> = Vec::new();
+fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<RouteTarget> {
+    let mut routes: Vec<RouteTarget> = Vec::new();
     let mut known: Vec<(Arc<str>, String)> = Vec::new();
     for (label, settings) in named {
         let name = Origin::new(TenantDigest::default(), &label).route;
@@ -190,7 +194,7 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route>
         known.push((Arc::clone(&name), label));
         let policy = &settings.policy;
         if let Some(asked) = settings.reconcile.clone() {
-            routes.push(Route {
+            routes.push(RouteTarget {
                 name,
                 asked,
                 upstream_timeout: policy.upstream_timeout,
@@ -220,12 +224,12 @@ fn not_executed() -> Failure {
     }
 }
 
-fn not_asked(why: &str) -> Found {
-    Found::NotAsked(why.to_owned())
+fn not_asked(why: &str) -> ReconcileAnswer {
+    ReconcileAnswer::NotAsked(why.to_owned())
 }
 
-fn unclear(why: &str) -> Found {
-    Found::Unclear(why.to_owned())
+fn unclear(why: &str) -> ReconcileAnswer {
+    ReconcileAnswer::Unclear(why.to_owned())
 }
 
 impl Reconcile for Reconciler {
@@ -233,7 +237,7 @@ impl Reconcile for Reconciler {
         let route = self.route(record)?;
         // The longer of the timeouts at the attempt and now, so that a deployment in between
         // shortens nothing.
-        let then = Known::of(&record.origin.memo).run_max.unwrap_or_default();
+        let then = MemoValues::of(&record.origin.memo).run_max.unwrap_or_default();
         let upstream_timeout = route.upstream_timeout.max(then);
         Some(Inquiry {
             // Until then, the attempt's request may still arrive at the upstream.
@@ -245,7 +249,7 @@ impl Reconcile for Reconciler {
         })
     }
 
-    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found> {
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer> {
         Box::pin(async move { self.found(&record).await })
     }
 }
@@ -275,12 +279,12 @@ mod tests {
             origin: Origin::new(TenantDigest::default(), route),
             created_at: at,
             claimed_at: at,
-            history: onetake_core::origin::History::default(),
+            history: onetake_core::origin::AttemptHistory::default(),
             state: onetake_core::State::Running { lease_until: at },
         };
         for route in [NO_ROUTE, "POST /gone"] {
             let found = reconciler.found(&record(route)).await;
-            assert!(matches!(found, Found::NotAsked(_)), "{route}: {found:?}");
+            assert!(matches!(found, ReconcileAnswer::NotAsked(_)), "{route}: {found:?}");
         }
     }
 

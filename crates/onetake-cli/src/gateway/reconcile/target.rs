@@ -5,13 +5,13 @@ use std::fmt::Write;
 use http::Uri;
 use http::uri::PathAndQuery;
 use onetake_core::Reference;
-use onetake_http::Known;
+use onetake_http::MemoValues;
 
 use crate::config::{Piece, Placeholder, Template};
 
 /// Fills in the template; `None` if a value is unknown or cannot be written, or the URL would be
 /// too long.
-pub(super) fn fill(template: &Template, known: &Known, reference: Reference) -> Option<Uri> {
+pub(super) fn fill(template: &Template, known: &MemoValues, reference: Reference) -> Option<Uri> {
     let mut target = String::new();
     for piece in &template.pieces {
         match piece {
@@ -66,10 +66,10 @@ mod tests {
     fn try_filled(text: &str) -> Option<Uri> {
         let key = Key::new(text).unwrap();
         let reference = RecordId::derive(&Scope::new("t"), &key).reference();
-        let known = Known {
+        let known = MemoValues {
             key: Some(text.to_owned()),
             tenant: Some(text.to_owned().into()),
-            ..Known::default()
+            ..MemoValues::default()
         };
         let (place, text) = (Piece::Place, |text: &str| Piece::Text(text.to_owned()));
         let pieces = vec![
@@ -115,7 +115,7 @@ mod tests {
             (Placeholder::Reference, true),
         ] {
             let template = template(vec![Piece::Text("/".to_owned()), Piece::Place(place)]);
-            let uri = fill(&template, &Known::default(), reference);
+            let uri = fill(&template, &MemoValues::default(), reference);
             assert_eq!(uri.is_some(), is_known, "{place:?}");
         }
     }

@@ -71,11 +71,11 @@ struct Watcher<T> {
     /// True if the stamps did not change for a whole interval before the last reading. Then a write
     /// that left the same stamp cannot have been missed.
     is_settled: bool,
-    fault: Option<Fault>,
+    fault: Option<ReloadError>,
 }
 
 /// The error of invalid files, and whether it was logged.
-struct Fault {
+struct ReloadError {
     what: TlsFailed,
     is_told: bool,
 }
@@ -135,7 +135,7 @@ impl<T> Watcher<T> {
                     tracing::warn!(field, "the new files are not used, the old ones are: {what}");
                 }
             }
-            other => *other = Some(Fault { what, is_told: false }),
+            other => *other = Some(ReloadError { what, is_told: false }),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use onetake_sim::client::{Answer, Call, Client};
+use onetake_sim::client::{Call, Client, ClientResponse};
 use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 use serde_json::json;
@@ -98,7 +98,7 @@ errors = "stripe"
 pub(crate) struct Sender {
     client: Client,
     http2: Client,
-    pub(crate) answers: Vec<Answer>,
+    pub(crate) answers: Vec<ClientResponse>,
     /// Issued keys and handles: secrets that are created during the test.
     pub(crate) made: Vec<String>,
 }
@@ -115,7 +115,7 @@ impl Sender {
     }
 
     /// Sends a call, and checks the status and code of its response.
-    pub(crate) async fn send(&mut self, call: Call, status: u16, code: &str) -> Answer {
+    pub(crate) async fn send(&mut self, call: Call, status: u16, code: &str) -> ClientResponse {
         let answer = call.send().await.unwrap();
         assert_eq!((answer.status(), &*answer.code()), (status, code), "{}", answer.text());
         self.answers.push(answer.clone());

@@ -20,7 +20,7 @@ use futures_util::StreamExt;
 use merchant::Merchant;
 use network::Network;
 use onetake_core::{Clock, SystemClock};
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use tokio::sync::watch;
 
 use crate::common::process::Process;
@@ -72,7 +72,7 @@ async fn each_payment_is_charged_once_whoever_dies() {
         let client = gateway.client.clone();
         async move { (number, call(&client, number).await.unwrap()) }
     });
-    let replays: Vec<(usize, Answer)> = replays.buffer_unordered(20).collect().await;
+    let replays: Vec<(usize, ClientResponse)> = replays.buffer_unordered(20).collect().await;
     for (number, replay) in replays {
         assert!(replay.status() == 201 && replay.is_replay(), "{number}: {}", replay.text());
         let mut outcomes: BTreeSet<Bytes> = told.get(number).unwrap().clone();
@@ -104,7 +104,7 @@ reconcile = {{ request = "GET http://{}/by-key/{{derived_key}}", not_executed = 
     Process::start_with(folder, &routes, &format!("http://{}", merchant.address), &quiet).await
 }
 
-async fn call(client: &Client, number: usize) -> Option<Answer> {
+async fn call(client: &Client, number: usize) -> Option<ClientResponse> {
     let call = client.post("/pay").key(&format!("payment-number-{number}"));
     call.body(number.to_string()).send().await.ok()
 }

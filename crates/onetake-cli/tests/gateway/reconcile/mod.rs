@@ -12,7 +12,7 @@ mod timing;
 pub(crate) use configuration::{PATIENT, config};
 use interrupted_upstream::Shop;
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::until;
 use reconciliation_service::Desk;
 use serde_json::Value;
@@ -40,7 +40,7 @@ impl World {
         Self { shop, desk, client, gateway }
     }
 
-    pub(crate) async fn pay(&self, key: &str) -> Answer {
+    pub(crate) async fn pay(&self, key: &str) -> ClientResponse {
         let call = self.client.post("/pay").without("authorization");
         call.header("idempotency-key", key).send().await.unwrap()
     }
@@ -52,7 +52,7 @@ impl World {
     }
 
     /// The final response that retries get.
-    pub(crate) async fn settled(&self, key: &str) -> Answer {
+    pub(crate) async fn settled(&self, key: &str) -> ClientResponse {
         let mut last = None;
         until("it is settled", async || {
             let answer = self.pay(key).await;
@@ -65,7 +65,7 @@ impl World {
     }
 
     /// A response of the admin API.
-    pub(crate) async fn admin(&self, path: &str) -> Answer {
+    pub(crate) async fn admin(&self, path: &str) -> ClientResponse {
         let admin = Client::new(self.gateway.admin());
         admin.post(path).method("GET").body("").send().await.unwrap()
     }

@@ -6,7 +6,7 @@ mod forward_auth;
 mod forward_auth_metrics;
 
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Call, Client};
+use onetake_sim::client::{Call, Client, ClientResponse};
 use onetake_sim::upstream::Upstream;
 
 use crate::common::InProcess;
@@ -40,7 +40,7 @@ impl World {
     }
 
     /// A payment with a bearer token.
-    pub(crate) async fn pay_as(&self, token: &str) -> Answer {
+    pub(crate) async fn pay_as(&self, token: &str) -> ClientResponse {
         let call = self.pay(KEY).header("authorization", &format!("Bearer {token}"));
         call.send().await.unwrap()
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::upstream::Upstream;
 use rustls::version::{TLS12, TLS13};
 use tokio::net::TcpListener;
@@ -19,7 +19,7 @@ use crate::common::process::Process;
 const KEY: &str = "asked-behind-tls-0001";
 
 /// A payment with a bearer token, for which the service names alice.
-async fn pay(client: &Client) -> Answer {
+async fn pay(client: &Client) -> ClientResponse {
     let call = client.post("/any/charge").without("authorization").key(KEY);
     call.header("authorization", "Bearer t").send().await.unwrap()
 }

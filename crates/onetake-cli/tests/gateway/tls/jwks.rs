@@ -12,7 +12,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use futures_util::future::join_all;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 use serde_json::json;
@@ -89,12 +89,12 @@ impl Endpoint {
     }
 }
 
-async fn pay(client: &Client, key: &str, token: &str) -> Answer {
+async fn pay(client: &Client, key: &str, token: &str) -> ClientResponse {
     let call = client.post("/any/charge").without("authorization").key(key);
     call.header("authorization", &format!("Bearer {token}")).send().await.unwrap()
 }
 
-async fn get(address: std::net::SocketAddr, path: &str) -> Answer {
+async fn get(address: std::net::SocketAddr, path: &str) -> ClientResponse {
     Client::new(address).post(path).method("GET").send().await.unwrap()
 }
 

@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use onetake_sim::client::Answer;
+use onetake_sim::client::ClientResponse;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ProtocolVersion, SupportedProtocolVersion};
 use tokio::net::TcpStream;
@@ -90,7 +90,11 @@ impl Peer {
     }
 
     /// A charge under a key.
-    pub(crate) async fn post(&mut self, path: &str, key: &str) -> Result<Answer, hyper::Error> {
+    pub(crate) async fn post(
+        &mut self,
+        path: &str,
+        key: &str,
+    ) -> Result<ClientResponse, hyper::Error> {
         let target = if self.is_http2() { format!("https://localhost{path}") } else { path.into() };
         let request = Request::post(target)
             .header("host", "localhost")
@@ -108,6 +112,6 @@ impl Peer {
         };
         let (parts, body) = response.into_parts();
         let body = body.collect().await?.to_bytes();
-        Ok(Answer { status: parts.status, headers: parts.headers, body })
+        Ok(ClientResponse { status: parts.status, headers: parts.headers, body })
     }
 }

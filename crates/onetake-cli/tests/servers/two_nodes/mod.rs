@@ -25,7 +25,7 @@ use onetake_core::{
     WhileRunning,
 };
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 use shared_servers::{OnDynamo, OnPostgres, OnRedisCluster, Shared};
@@ -89,14 +89,14 @@ on_store_down = "fail-open"
     }
 
     /// Retries until there is an outcome; there is none while the store is unreachable.
-    async fn outcome(&self, node: usize, path: &str, key: &str) -> Answer {
-        let give_up = SystemClock.monotonic() + OUTCOME_MAX;
+    async fn outcome(&self, node: usize, path: &str, key: &str) -> ClientResponse {
+        let abort = SystemClock.monotonic() + OUTCOME_MAX;
         loop {
             let answer = self.client(node).post(path).key(key).send().await.unwrap();
             if answer.status() == 201 {
                 return answer;
             }
-            assert!(SystemClock.monotonic() < give_up, "{key}: {}", answer.text());
+            assert!(SystemClock.monotonic() < abort, "{key}: {}", answer.text());
             SystemClock.sleep(Duration::from_millis(20)).await;
         }
     }
@@ -273,7 +273,7 @@ async fn a_restart_under_load_loses_nothing(mut server: impl Shared) {
     }
 }
 
-async fn ready(node: &InProcess) -> Answer {
+async fn ready(node: &InProcess) -> ClientResponse {
     let admin: SocketAddr = node.admin();
     Client::new(admin).post("/readyz").method("GET").body("").send().await.unwrap()
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use onetake_core::Journal;
-use onetake_core::engine::Kept;
+use onetake_core::engine::JournalBatch;
 
 use super::*;
 
@@ -24,7 +24,7 @@ impl Journal for Unreadable {
         std::future::ready(Err(error)).boxed()
     }
 
-    fn read(&self, _: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, _: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         std::future::ready(Ok(None)).boxed()
     }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::store::{Answers, Claim, Claimed, Settled, Settlement, Swept, Verb};
+use onetake_core::store::{Answers, Claim, Claimed, Settled, Settlement, Swept, Transition};
 use onetake_core::{
     Begin, Clock, Engine, Fingerprint, Key, Lease, Limits, ManualClock, MemoryStore, Operation,
     Record, RecordId, Recording, Scope, Store, StoreError, StoreErrorKind, SystemRng,
@@ -44,14 +44,14 @@ struct Watched {
 
 impl Watched {
     /// Returns the times of the settlements of one kind.
-    fn times(&self, is_one: impl Fn(&Verb) -> bool) -> Vec<Duration> {
+    fn times(&self, is_one: impl Fn(&Transition) -> bool) -> Vec<Duration> {
         let settlements = self.settlements.lock().unwrap();
-        let times = settlements.iter().filter(|(_, settlement)| is_one(&settlement.verb));
+        let times = settlements.iter().filter(|(_, settlement)| is_one(&settlement.transition));
         times.map(|(at, _)| *at).collect()
     }
 
     fn renewals(&self) -> Vec<Duration> {
-        self.times(|verb| *verb == Verb::Renew)
+        self.times(|transition| *transition == Transition::Renew)
     }
 }
 

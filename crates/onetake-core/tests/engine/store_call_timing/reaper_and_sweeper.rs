@@ -1,7 +1,7 @@
 //! The reaper and the sweeper.
 
+use onetake_core::audit::AuditAction;
 use onetake_core::engine::Housekeeping;
-use onetake_core::note::Action;
 use onetake_core::{AttemptId, State, Terms};
 
 use super::*;
@@ -48,9 +48,13 @@ async fn one_look_of_the_reaper_takes_all_that_is_due() {
     for key in keys {
         assert!(is_unknown(&world, key).await, "{key}");
     }
-    let notes = world.engine.notes(None, None, 10).await.unwrap().notes;
-    assert_eq!(notes.len(), 5);
-    assert!(notes.iter().all(|note| note.action == Action::Abandon && note.by == "reaper"));
+    let entries = world.engine.audit_entries(None, None, 10).await.unwrap().entries;
+    assert_eq!(entries.len(), 5);
+    assert!(
+        entries
+            .iter()
+            .all(|entry| entry.action == AuditAction::ExpireLease && entry.by == "reaper")
+    );
     // The reaper looks again a second later.
     claim(&world, &["f"]).await;
     world.seconds(3).await;

@@ -71,9 +71,15 @@ async fn an_attempt_that_lost_its_lease_does_not_start() {
     let world = World::new();
     let operation = operation("lost").terms(terms(40));
     let lease = world.lease(&operation).await;
-    let verb = Verb::Release;
+    let transition = Transition::Release;
     let (id, attempt) = (lease.id(), lease.attempt());
-    world.store.memory.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    world
+        .store
+        .memory
+        .settle(vec![Settlement { id, attempt, transition }])
+        .await
+        .remove(0)
+        .unwrap();
     assert!(lease.start().is_ok(), "nobody has told it yet");
     world.seconds(14).await;
     assert!(lease.start().is_err(), "its renewal was stale");

@@ -8,8 +8,8 @@ use onetake_core::{Answer, AttemptId, OnUnknown, Outcome, State, Terms};
 
 use super::*;
 
-fn completes(verb: &Verb) -> bool {
-    matches!(verb, Verb::Complete(_))
+fn completes(transition: &Transition) -> bool {
+    matches!(transition, Transition::Complete(_))
 }
 
 fn terms(on_unknown: OnUnknown) -> Terms {
@@ -79,8 +79,8 @@ async fn an_attempt_that_completed_itself_is_replayed() {
     lease.start().unwrap();
     world.seconds(4).await;
     // The completion by the operation's own transaction.
-    let verb = Verb::Complete(Recording::new("paid"));
-    let own = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
+    let transition = Transition::Complete(Recording::new("paid"));
+    let own = Settlement { id: lease.id(), attempt: lease.attempt(), transition };
     world.store.memory.settle(vec![own]).await.remove(0).unwrap();
     let settling = lease.release().await;
     assert!(matches!(settling, Settling::Stale(Some(_))), "{settling:?}");
@@ -102,8 +102,8 @@ async fn a_completion_that_is_stale_is_not_taken_for_the_attempts_own() {
     let operation = operation("stale").terms(terms(OnUnknown::Rollback));
     let lease = world.lease(&operation).await;
     lease.start().unwrap();
-    let by_operator = Verb::Complete(Recording::new("by an operator"));
-    let own = Settlement { id: lease.id(), attempt: lease.attempt(), verb: by_operator };
+    let by_operator = Transition::Complete(Recording::new("by an operator"));
+    let own = Settlement { id: lease.id(), attempt: lease.attempt(), transition: by_operator };
     world.store.memory.settle(vec![own]).await.remove(0).unwrap();
     let settling = lease.complete(Recording::new("by its owner")).await;
     assert!(matches!(settling, Settling::Stale(Some(_))), "{settling:?}");
@@ -135,8 +135,8 @@ async fn transacted(is_own: bool) -> Settling {
             };
             store.memory.claim(vec![claim]).await.remove(0).unwrap();
         }
-        let verb = Verb::Complete(Recording::new("committed"));
-        let commit = Settlement { id: attempt.id, attempt: committing, verb };
+        let transition = Transition::Complete(Recording::new("committed"));
+        let commit = Settlement { id: attempt.id, attempt: committing, transition };
         store.memory.settle(vec![commit]).await.remove(0).unwrap();
         Ok::<(), ()>(())
     });

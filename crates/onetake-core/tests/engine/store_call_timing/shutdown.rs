@@ -56,7 +56,7 @@ async fn an_engine_that_gave_up_takes_nothing_new_and_writes_nothing() {
     let world = World::new();
     let lease = world.lease(&operation("given up")).await;
     lease.start().unwrap();
-    world.engine.give_up().await;
+    world.engine.abort().await;
     let refused = world.engine.begin(&operation("new")).await;
     assert!(matches!(refused, Err(EngineError::Closing)), "{refused:?}");
     let before = world.store.settlements.lock().unwrap().len();

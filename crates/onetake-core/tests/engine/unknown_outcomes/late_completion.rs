@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use onetake_core::engine::{Promise, Settling};
 use onetake_core::store::Answers;
 use onetake_core::{
-    Asking, Begin, Cause, Engine, Found, Journal, OnUnknown, State, Store, StoreError,
-    StoreErrorKind, Terms, Verdict,
+    Begin, Cause, Engine, Journal, OnUnknown, ReconcileAnswer, ReconcileOptions, State, Store,
+    StoreError, StoreErrorKind, Terms, Verdict,
 };
 
 use super::{MINUTE, Paper, Scripted, World, end_with_an_outcome_in_hand, operation};
@@ -27,17 +27,17 @@ async fn who_began_a_moment_ago_asks_some_more() {
     world.clock.advance(120 * MINUTE);
     let late = another(&world);
     let unclear = Scripted::saying([]);
-    assert_eq!(late.reconcile(&*unclear, Asking::default()).await, 1);
+    assert_eq!(late.reconcile(&*unclear, ReconcileOptions::default()).await, 1);
     assert_eq!(world.state("a").await.name(), "unknown", "the limit was over before it began");
     for _ in 0..29 {
         world.clock.advance(Duration::from_secs(1));
-        late.reconcile(&*unclear, Asking::default()).await;
+        late.reconcile(&*unclear, ReconcileOptions::default()).await;
     }
     assert!(unclear.asked() > 2, "{}", unclear.asked());
     assert_eq!(world.state("a").await.name(), "unknown");
     for _ in 0..10 {
         world.clock.advance(Duration::from_secs(1));
-        late.reconcile(&*unclear, Asking::default()).await;
+        late.reconcile(&*unclear, ReconcileOptions::default()).await;
     }
     assert_eq!(world.state("a").await.name(), "failed");
 }
@@ -46,7 +46,8 @@ async fn who_began_a_moment_ago_asks_some_more() {
 async fn who_was_not_asked_has_not_answered() {
     let world = World::new();
     world.unknown("a").await;
-    let not_asked = Scripted::saying((0..2_000).map(|_| Found::NotAsked("left alone".to_owned())));
+    let not_asked =
+        Scripted::saying((0..2_000).map(|_| ReconcileAnswer::NotAsked("left alone".to_owned())));
     for _ in 0..60 {
         world.clock.advance(MINUTE);
         world.tick(&*not_asked).await;
@@ -78,7 +79,7 @@ async fn what_expires_before_it_may_be_asked_for_does_not_run_again() {
     let short = operation("a").terms(Terms { ttl, on_unknown, ..Terms::default() });
     let unknown = async move |_| Verdict::Unknown(Cause::TimedOut);
     world.engine.run(short, unknown).await.unwrap();
-    let found = Scripted::saying([Found::NotExecuted]);
+    let found = Scripted::saying([ReconcileAnswer::NotExecuted]);
     for _ in 0..35 {
         world.tick(&*found).await;
         world.clock.advance(Duration::from_secs(1));
@@ -142,7 +143,7 @@ async fn nobody_asks_too_early_for_an_attempt_that_started_late() {
     lease.start().unwrap();
     let settled = lease.unknown(Cause::Interrupted).await;
     assert!(matches!(settled, Settling::Recorded(_)), "{settled:?}");
-    let found = Scripted::saying([Found::NotExecuted]);
+    let found = Scripted::saying([ReconcileAnswer::NotExecuted]);
     for second in 0..60 {
         world.tick(&*found).await;
         assert_eq!(found.asked(), 0, "{second} seconds after it started");
@@ -213,13 +214,13 @@ async fn nobody_asks_too_early_by_either_clock() {
     // The store's clock advances, and this node's does not.
     let behind = Arc::new(onetake_core::ManualClock::default());
     let node = World::engine(&behind, Arc::clone(&world.store) as Arc<dyn Store>);
-    let found = Scripted::saying([Found::NotExecuted]);
+    let found = Scripted::saying([ReconcileAnswer::NotExecuted]);
     world.clock.advance(2 * MINUTE);
-    assert_eq!(node.reconcile(&*found, Asking::default()).await, 1);
+    assert_eq!(node.reconcile(&*found, ReconcileOptions::default()).await, 1);
     assert_eq!(found.asked(), 0, "by this node's clock it is too early");
     world.clock.advance(2 * MINUTE);
     behind.advance(MINUTE);
-    assert_eq!(node.reconcile(&*found, Asking::default()).await, 1);
+    assert_eq!(node.reconcile(&*found, ReconcileOptions::default()).await, 1);
     assert_eq!((found.asked(), world.state("a").await.name()), (1, "released"));
 }
 
@@ -229,9 +230,9 @@ async fn a_record_that_cannot_be_read_is_postponed() {
     let world = World::new();
     world.unknown("a").await;
     let node = World::engine(&world.clock, Arc::new(Unreadable(Arc::clone(&world.store))));
-    let found = Scripted::saying([Found::NotExecuted]);
+    let found = Scripted::saying([ReconcileAnswer::NotExecuted]);
     world.clock.advance(2 * MINUTE);
-    node.reconcile(&*found, Asking::default()).await;
+    node.reconcile(&*found, ReconcileOptions::default()).await;
     assert_eq!(world.tick(&*found).await, 0, "it is not due");
     world.clock.advance(5 * MINUTE);
     assert_eq!(world.tick(&*found).await, 1);

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_conformance::{Fault, Faulty};
-use onetake_core::engine::{Kept, Settling};
-use onetake_core::note::{Action, Ended};
+use onetake_conformance::{Faulty, StoreFault};
+use onetake_core::audit::{AuditAction, AuditResult};
+use onetake_core::engine::{JournalBatch, Settling};
 use onetake_core::store::{Answers, Settled};
 use onetake_core::{
-    Answer, Asking, Begin, Cause, Clock, Engine, Fingerprint, Found, Inquiry, Journal, Key, Limits,
-    ManualClock, MemoryStore, OnUnknown, Operation, Reconcile, Record, Recording, Scope,
-    Settlement, State, Store, StoreError, SystemRng, Terms, Verdict,
+    Answer, Begin, Cause, Clock, Engine, Fingerprint, Inquiry, Journal, Key, Limits, ManualClock,
+    MemoryStore, OnUnknown, Operation, Reconcile, ReconcileAnswer, ReconcileOptions, Record,
+    Recording, Scope, Settlement, State, Store, StoreError, SystemRng, Terms, Verdict,
 };
 
 const INQUIRY: Inquiry = Inquiry {
@@ -32,14 +32,14 @@ const INQUIRY: Inquiry = Inquiry {
 /// A reconciler with prepared answers, which counts its calls.
 #[derive(Debug, Default)]
 struct Scripted {
-    answers: Mutex<VecDeque<Found>>,
+    answers: Mutex<VecDeque<ReconcileAnswer>>,
     asked: AtomicUsize,
     hangs: bool,
     knows_nothing: bool,
 }
 
 impl Scripted {
-    fn saying(answers: impl IntoIterator<Item = Found>) -> Arc<Self> {
+    fn saying(answers: impl IntoIterator<Item = ReconcileAnswer>) -> Arc<Self> {
         Arc::new(Self { answers: Mutex::new(answers.into_iter().collect()), ..Self::default() })
     }
 
@@ -53,13 +53,13 @@ impl Reconcile for Scripted {
         (!self.knows_nothing).then_some(INQUIRY)
     }
 
-    fn ask(&self, _record: Arc<Record>) -> BoxFuture<'_, Found> {
+    fn ask(&self, _record: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         if self.hangs {
             return std::future::pending().boxed();
         }
         let found = self.answers.lock().unwrap().pop_front();
-        std::future::ready(found.unwrap_or(Found::Unclear("not yet".into()))).boxed()
+        std::future::ready(found.unwrap_or(ReconcileAnswer::Unclear("not yet".into()))).boxed()
     }
 }
 
@@ -83,7 +83,7 @@ impl World {
     }
 
     async fn tick(&self, reconciler: &dyn Reconcile) -> usize {
-        self.engine.reconcile(reconciler, Asking::default()).await
+        self.engine.reconcile(reconciler, ReconcileOptions::default()).await
     }
 
     async fn unknown(&self, key: &str) {
@@ -109,9 +109,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 async fn what_is_found_is_settled_and_noted() {
     let failure = onetake_core::Failure { code: "declined".into(), detail: "by the bank".into() };
     for (found, state, action) in [
-        (Found::Completed(Recording::new("paid")), "completed", Action::Resolve),
-        (Found::NotExecuted, "released", Action::Release),
-        (Found::Failed(failure), "failed", Action::Fail),
+        (ReconcileAnswer::Completed(Recording::new("paid")), "completed", AuditAction::Resolve),
+        (ReconcileAnswer::NotExecuted, "released", AuditAction::Release),
+        (ReconcileAnswer::Failed(failure), "failed", AuditAction::Fail),
     ] {
         let world = World::new();
         world.unknown("a").await;
@@ -121,10 +121,13 @@ async fn what_is_found_is_settled_and_noted() {
         let reconciler = Scripted::saying([found]);
         assert_eq!(world.tick(&*reconciler).await, 1);
         assert_eq!(world.state("a").await.name(), state);
-        let notes = world.engine.notes(None, None, 10).await.unwrap().notes;
-        assert_eq!(notes.len(), 1);
-        let note = &notes[0];
-        assert_eq!((note.action, note.ended, &*note.by), (action, Ended::Done, "reconciler"));
+        let entries = world.engine.audit_entries(None, None, 10).await.unwrap().entries;
+        assert_eq!(entries.len(), 1);
+        let entry = &entries[0];
+        assert_eq!(
+            (entry.action, entry.ended, &*entry.by),
+            (action, AuditResult::Done, "reconciler")
+        );
         assert_eq!(world.tick(&*reconciler).await, 0, "it is settled");
         assert_eq!(reconciler.asked(), 1);
     }
@@ -134,7 +137,7 @@ async fn what_is_found_is_settled_and_noted() {
 async fn nobody_asks_too_early() {
     let world = World::new();
     world.unknown("a").await;
-    let reconciler = Scripted::saying([Found::NotExecuted]);
+    let reconciler = Scripted::saying([ReconcileAnswer::NotExecuted]);
     for _ in 0..59 {
         world.tick(&*reconciler).await;
         world.clock.advance(Duration::from_secs(1));
@@ -197,9 +200,9 @@ impl Reconcile for Panicky {
         Some(INQUIRY)
     }
 
-    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found> {
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer> {
         assert!(record.id != self.0, "this one is too much");
-        std::future::ready(Found::NotExecuted).boxed()
+        std::future::ready(ReconcileAnswer::NotExecuted).boxed()
     }
 }
 
@@ -225,7 +228,7 @@ async fn several_nodes_do_not_tread_on_each_other() {
     let nodes: Vec<Engine> = (0..4)
         .map(|_| World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>))
         .collect();
-    let asking = nodes.iter().map(|node| node.reconcile(&*reconciler, Asking::default()));
+    let asking = nodes.iter().map(|node| node.reconcile(&*reconciler, ReconcileOptions::default()));
     futures_util::future::join_all(asking).await;
     assert_eq!(reconciler.asked(), 50, "each is asked for once");
 }
@@ -246,7 +249,7 @@ async fn one_that_hangs_is_left_alone_and_asked_again() {
     assert_eq!(tick.await, 1);
     assert_eq!(world.state("a").await.name(), "unknown");
     world.clock.advance(2 * MINUTE);
-    assert_eq!(world.tick(&*Scripted::saying([Found::NotExecuted])).await, 1);
+    assert_eq!(world.tick(&*Scripted::saying([ReconcileAnswer::NotExecuted])).await, 1);
     assert_eq!(world.state("a").await.name(), "released");
 }
 
@@ -262,7 +265,7 @@ async fn a_key_that_nobody_can_ask_for_stays_unknown() {
     // The pause is as long as the record has been unknown. Then a reconciler that knows the outcome
     // gets its turn.
     world.clock.advance(MINUTE);
-    assert_eq!(world.tick(&*Scripted::saying([Found::NotExecuted])).await, 1);
+    assert_eq!(world.tick(&*Scripted::saying([ReconcileAnswer::NotExecuted])).await, 1);
     assert_eq!(world.state("a").await.name(), "released");
 }
 
@@ -280,9 +283,9 @@ async fn the_owner_who_comes_back_first_is_believed() {
         reaped = other.reap(10).await;
         tokio::task::yield_now().await;
     }
-    let noted = other.notes(None, None, 10).await.unwrap().notes;
-    assert_eq!((noted[0].action, &*noted[0].by), (Action::Abandon, "reaper"));
-    let reconciler = Scripted::saying([Found::NotExecuted]);
+    let noted = other.audit_entries(None, None, 10).await.unwrap().entries;
+    assert_eq!((noted[0].action, &*noted[0].by), (AuditAction::ExpireLease, "reaper"));
+    let reconciler = Scripted::saying([ReconcileAnswer::NotExecuted]);
     world.clock.advance(MINUTE);
     // In the attempt's own process there is no ask: the attempt is under way.
     assert_eq!(world.tick(&*reconciler).await, 1);
@@ -290,7 +293,7 @@ async fn the_owner_who_comes_back_first_is_believed() {
     let settled = lease.complete(Recording::new("paid, and late")).await;
     assert!(matches!(settled, Settling::Recorded(_)), "{settled:?}");
     world.clock.advance(10 * MINUTE);
-    other.reconcile(&*reconciler, Asking::default()).await;
+    other.reconcile(&*reconciler, ReconcileOptions::default()).await;
     assert_eq!((reconciler.asked(), world.state("a").await.name()), (0, "completed"));
 }
 
@@ -299,7 +302,7 @@ const TORN: &str = "a torn page";
 
 /// A journal in memory.
 #[derive(Debug, Default)]
-struct Paper(Mutex<Vec<(String, Kept)>>);
+struct Paper(Mutex<Vec<(String, JournalBatch)>>);
 
 impl Paper {
     /// Waits until at most this many pages are left.
@@ -318,7 +321,7 @@ impl Journal for Paper {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         let mut pages = self.0.lock().unwrap();
         let name = format!("page {}", pages.len());
-        pages.push((name, Kept { settlements, is_whole: true }));
+        pages.push((name, JournalBatch { settlements, is_whole: true }));
         std::future::ready(Ok(())).boxed()
     }
 
@@ -328,7 +331,7 @@ impl Journal for Paper {
         std::future::ready(Ok(names)).boxed()
     }
 
-    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
         if name == TORN {
             let torn = StoreError::new(onetake_core::StoreErrorKind::Unavailable, "it is torn");
             return std::future::ready(Err(torn)).boxed();
@@ -351,7 +354,7 @@ async fn end_with_an_outcome_in_hand(world: &World, journal: &Arc<Paper>) {
     engine.use_journal(Arc::clone(journal) as Arc<dyn Journal>);
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     lease.start().unwrap();
-    faulty.fail_settlements(Fault::Unavailable);
+    faulty.fail_settlements(StoreFault::Unavailable);
     let pending = tokio::spawn(lease.complete(Recording::new("paid")));
     let shutdown = tokio::spawn(async move { engine.shutdown(Duration::ZERO).await.unwrap() });
     while !shutdown.is_finished() || !pending.is_finished() {
@@ -412,11 +415,11 @@ async fn what_is_refused_holds_nothing_up() {
     let refused = Settlement {
         id: operation("refused").id,
         attempt: onetake_core::AttemptId::from_bytes([1; 16]),
-        verb: onetake_core::Verb::Release,
+        transition: onetake_core::Transition::Release,
     };
-    let page = Kept { settlements: vec![refused.clone()], is_whole: true };
+    let page = JournalBatch { settlements: vec![refused.clone()], is_whole: true };
     journal.0.lock().unwrap().insert(0, ("a first page".into(), page));
-    journal.0.lock().unwrap().insert(0, (TORN.into(), Kept::default()));
+    journal.0.lock().unwrap().insert(0, (TORN.into(), JournalBatch::default()));
     let store = Arc::new(Refusing(Arc::clone(&world.store), refused.id));
     let next = World::engine(&world.clock, store);
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
@@ -436,8 +439,8 @@ async fn what_was_settled_meanwhile_stands() {
     let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
     assert_eq!(next.reap(10).await, 1);
     world.clock.advance(MINUTE);
-    let found = Found::Completed(Recording::new("paid, as the bank says"));
-    next.reconcile(&*Scripted::saying([found]), Asking::default()).await;
+    let found = ReconcileAnswer::Completed(Recording::new("paid, as the bank says"));
+    next.reconcile(&*Scripted::saying([found]), ReconcileOptions::default()).await;
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
     journal.has(0).await;
     let State::Completed { recording, .. } = world.state("a").await else { panic!() };

@@ -29,7 +29,7 @@ pub struct JwtKeySet(Arc<Inner>);
 
 struct Inner {
     source: String,
-    state: Mutex<State>,
+    state: Mutex<KeySetState>,
     /// Notifies the fetcher that a refresh is wanted.
     wanted: Notify,
     /// Notifies requests that a refresh ended.
@@ -37,7 +37,7 @@ struct Inner {
 }
 
 #[derive(Default)]
-struct State {
+struct KeySetState {
     keys: Arc<[JwtKey]>,
     is_loaded: bool,
     is_failing: bool,
@@ -165,14 +165,14 @@ impl JwtKeySet {
         }
     }
 
-    fn end(&self, clock: &dyn Clock) -> MutexGuard<'_, State> {
+    fn end(&self, clock: &dyn Clock) -> MutexGuard<'_, KeySetState> {
         let mut state = self.state();
         state.is_pending = false;
         state.ended_at = Some(clock.monotonic());
         state
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, KeySetState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use http::{Request, StatusCode};
-use onetake_conformance::{Fault, Faulty};
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::{DerivedKey, DerivingSecret, Engine, Key, MemoryStore, Scope, Store};
 use onetake_http::extract::{DownstreamKey, IdempotencyKey, RunningAttempt};
 use onetake_http::json::Pointer;
@@ -147,8 +147,8 @@ async fn what_runs_unrecorded_is_no_attempt() {
     let key = |digit: &str| KEY.replace('9', digit);
     // This request makes the layer load the secret.
     assert_eq!(send(&router, post_of("alice", "/there", &key("1"))).await.body, "true true true");
-    store.fail_claims(Fault::Unavailable);
-    store.fail_loads(Fault::Unavailable);
+    store.fail_claims(StoreFault::Unavailable);
+    store.fail_loads(StoreFault::Unavailable);
     assert_eq!(send(&router, post_of("alice", "/there", &key("2"))).await.body, "true false true");
     assert_eq!(send(&router, post_of("alice", "/key", &key("3"))).await.body, "a key");
     let refused = send(&router, post_of("alice", "/attempt", &key("4"))).await;

@@ -14,7 +14,7 @@ use onetake_core::store::Sealing;
 use onetake_core::{
     Attempt, AttemptId, Completion, Engine, FinishError, MemoryStore, Message, OnUnknown,
     OpenTransaction, RecordId, Recording, Settled, Settlement, Store, StoreError, Terms,
-    TransactionSource, Verb, delegate_store,
+    TransactionSource, Transition, delegate_store,
 };
 use onetake_http::transaction::{CommitError, InTransaction};
 use onetake_http::typed::{Stored, Typed, json};
@@ -66,8 +66,8 @@ async fn act(
         // The same steps as in a transaction that commits.
         completion.mark_executed();
         let attempt = running.attempt();
-        let verb = Verb::Complete(completion.recording);
-        let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
+        let transition = Transition::Complete(completion.recording);
+        let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, transition };
         let settled = world.store.settle(vec![settlement]).await.remove(0).unwrap();
         assert!(matches!(settled, Settled::Done { .. }));
     }
@@ -126,8 +126,8 @@ impl OpenTransaction for Writes {
         attempt: &Attempt,
         completion: &Completion,
     ) -> Result<(), FinishError<std::io::Error>> {
-        let verb = Verb::Complete(completion.recording.clone());
-        self.last = Some(Settlement { id: attempt.id, attempt: attempt.attempt, verb });
+        let transition = Transition::Complete(completion.recording.clone());
+        self.last = Some(Settlement { id: attempt.id, attempt: attempt.attempt, transition });
         completion.mark_executed();
         Ok(())
     }

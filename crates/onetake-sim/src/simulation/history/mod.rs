@@ -20,7 +20,7 @@ use onetake_core::{AttemptId, Cause, OnUnknown, Record, RecordId, State, Timesta
 use super::plan::{Fault, Mode, Plan};
 use super::timeline::Micros;
 
-pub use responses::{Asked, Heard};
+pub use responses::{ClientRequest, ReceivedResponse};
 pub use runs::{RunNumber, Truth};
 pub use store::Actor;
 

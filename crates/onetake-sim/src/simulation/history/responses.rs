@@ -13,7 +13,7 @@ const CLAIM_MAX: Micros = 5 * SECOND;
 
 /// A request of a client.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct ClientRequest {
     /// The operation's number.
     pub operation: usize,
     /// The route.
@@ -32,7 +32,7 @@ pub struct Asked {
 
 /// A response to a client.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct ReceivedResponse {
     /// The node that answered.
     pub node: usize,
     /// The status.
@@ -51,7 +51,7 @@ pub struct Heard {
     pub body: Bytes,
 }
 
-impl Heard {
+impl ReceivedResponse {
     /// Returns true if it is an outcome of the operation: not a problem, not a 202, and not a
     /// response that says that nothing was done. The last is an outcome if it is replayed: then an
     /// outcome had been promised.
@@ -64,11 +64,11 @@ impl Heard {
 
 impl History {
     /// Records and checks a response.
-    pub fn heard(&self, at: Micros, asked: &Asked, heard: &Heard) {
+    pub fn heard(&self, at: Micros, asked: &ClientRequest, heard: &ReceivedResponse) {
         let facts = &mut *self.lock();
-        let Asked { operation, tenant, ref key, payload, .. } = *asked;
+        let ClientRequest { operation, tenant, ref key, payload, .. } = *asked;
         facts.event(at, "heard", &[operation as u64, u64::from(heard.status)], || {
-            let Heard { status, code, is_replay, .. } = heard;
+            let ReceivedResponse { status, code, is_replay, .. } = heard;
             format!("operation {operation} payload {payload}: {status} {code:?} replay {is_replay}")
         });
         if heard.is_outcome() {
@@ -100,8 +100,8 @@ impl Facts {
 
     /// Checks that an outcome is the client's own (S8, S9), that the store held it at some time
     /// between request and response (S4, S6), and that a run of the operation produced it (S17).
-    fn check_outcome(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
-        let Asked { mode, tenant, ref key, payload, sent_at, .. } = *asked;
+    fn check_outcome(&mut self, at: Micros, asked: &ClientRequest, heard: &ReceivedResponse) {
+        let ClientRequest { mode, tenant, ref key, payload, sent_at, .. } = *asked;
         let text = String::from_utf8_lossy(&heard.body).into_owned();
         if !text.starts_with(&outcome_prefix(tenant, key, payload)) {
             let what = format!("{key}/{payload} of tenant {tenant} was answered with {text}");
@@ -139,7 +139,7 @@ impl Facts {
     }
 
     /// Checks that an attempt is reported as failed or unknown only if the store says so.
-    fn check_refusal(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
+    fn check_refusal(&mut self, at: Micros, asked: &ClientRequest, heard: &ReceivedResponse) {
         let Some(id) = self.referred(heard.reference.as_deref()) else { return };
         let is_true = self.keys.get(&id).is_some_and(|history| {
             history.refused.iter().any(|(from, until)| {
@@ -158,7 +158,7 @@ impl Facts {
 
     /// Records the promise of a 202. The node that runs the attempt promises that it is not
     /// released. Another node cannot promise that: a release may be on its way to the store.
-    fn promised(&mut self, heard: &Heard) {
+    fn promised(&mut self, heard: &ReceivedResponse) {
         let Some(id) = self.referred(heard.reference.as_deref()) else { return };
         let key = self.key(id);
         if let Some(record) =

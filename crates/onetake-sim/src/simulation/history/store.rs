@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::store::{Claimed, Settled};
-use onetake_core::{Claim, OnUnknown, Record, RecordId, Settlement, State, Timestamp, Verb};
+use onetake_core::{Claim, OnUnknown, Record, RecordId, Settlement, State, Timestamp, Transition};
 
 use super::{Facts, Grant, History, Recorded};
 use crate::simulation::timeline::Micros;
@@ -67,10 +67,10 @@ impl History {
         let is_done = matches!(answer, Settled::Done { .. });
         facts.event(at, "settle", &[by.number(), u64::from(is_done)], || {
             let stands = after.map_or("absent", |record| record.state.name());
-            let Settlement { id, attempt, verb } = settlement;
-            let verb = format!("{verb:?}");
-            let verb: String = verb.chars().take(24).collect();
-            format!("{by:?} {id:?} {attempt:?} {verb} done {is_done}, stands {stands}")
+            let Settlement { id, attempt, transition } = settlement;
+            let transition = format!("{transition:?}");
+            let transition: String = transition.chars().take(24).collect();
+            format!("{by:?} {id:?} {attempt:?} {transition} done {is_done}, stands {stands}")
         });
         let before = facts.key(settlement.id).record.clone();
         let owns = before.as_ref().is_some_and(|record| record.attempt == settlement.attempt);
@@ -91,7 +91,9 @@ impl History {
             facts.released(at, settlement);
         }
         let forgotten_by = match by {
-            Actor::Node(node, _) if settlement.verb == Verb::Forget && is_done => Some(node),
+            Actor::Node(node, _) if settlement.transition == Transition::Forget && is_done => {
+                Some(node)
+            }
             _ => None,
         };
         facts.written(at, settlement.id, after, forgotten_by, store_now);
@@ -194,7 +196,8 @@ impl Facts {
         let Settlement { id, attempt, .. } = settlement;
         let key = self.key(*id);
         key.released.insert(*attempt);
-        let is_promised = key.promised.contains(attempt) && settlement.verb == Verb::Release;
+        let is_promised =
+            key.promised.contains(attempt) && settlement.transition == Transition::Release;
         let rolls_back = key
             .grants
             .iter()
@@ -227,8 +230,9 @@ impl Facts {
             self.keys.get(&before.id).and_then(|key| key.owners.get(&before.attempt)).copied();
         let by_another =
             matches!((owner, by), (Some(Actor::Node(owner, _)), Actor::Node(by, _)) if owner != by);
-        let passes_over = settlement.verb == Verb::Abandon
-            || by_another && !matches!(settlement.verb, Verb::Renew | Verb::Complete(_));
+        let passes_over = settlement.transition == Transition::ExpireLease
+            || by_another
+                && !matches!(settlement.transition, Transition::Renew | Transition::Complete(_));
         if !passes_over {
             return;
         }

@@ -1,14 +1,14 @@
 //! The audit log.
 
 use bytes::Bytes;
-use onetake_core::note::{Note, NotePlace, Notes};
+use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
 use onetake_core::store::Cursor;
 use onetake_core::{RecordId, StoreError};
 use tokio_postgres::types::Type;
 
 use super::PostgresStore;
-use super::fault::{Effect, Fault};
 use super::rows::{array, get};
+use super::statement_error::{Effect, StatementError};
 
 /// Writes an entry. It replaces an entry with the same place.
 const WRITE: &str = "INSERT INTO onetake_notes (place, id, said) VALUES ($1, $2, $3)
@@ -23,9 +23,9 @@ const READ: &str =
 const READ_OF: &str = "SELECT place, said FROM onetake_notes
     WHERE (id, place) < ($3, $1) AND id >= $3 ORDER BY id DESC, place DESC LIMIT $2";
 
-pub(super) async fn write(store: &PostgresStore, note: Note) -> Result<(), StoreError> {
-    let (place, id): (&[u8], &[u8]) = (note.place.as_bytes(), note.id.as_bytes());
-    let said = note.encode();
+pub(super) async fn write(store: &PostgresStore, entry: AuditEntry) -> Result<(), StoreError> {
+    let (place, id): (&[u8], &[u8]) = (entry.place.as_bytes(), entry.id.as_bytes());
+    let said = entry.encode();
     let written = store
         .pool
         .query(
@@ -34,7 +34,7 @@ pub(super) async fn write(store: &PostgresStore, note: Note) -> Result<(), Store
             Effect::Writes,
         )
         .await;
-    written.map(drop).map_err(Fault::for_one)
+    written.map(drop).map_err(StatementError::for_one)
 }
 
 pub(super) async fn read(
@@ -42,10 +42,10 @@ pub(super) async fn read(
     of: Option<RecordId>,
     from: Option<Cursor>,
     limit: usize,
-) -> Result<Notes, StoreError> {
-    let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
+) -> Result<AuditPage, StoreError> {
+    let from = from.map(|cursor| AuditPosition::of(&cursor)).transpose()?;
     // Longer than any place, and so after every place.
-    let end = [0xff; NotePlace::BYTES + 1];
+    let end = [0xff; AuditPosition::BYTES + 1];
     let from: &[u8] = from.as_ref().map_or(&end, |place| place.as_bytes());
     let count = i64::try_from(limit).unwrap_or(i64::MAX);
     let (from, count) = ((&from as _, Type::BYTEA), (&count as _, Type::INT8));
@@ -56,18 +56,18 @@ pub(super) async fn read(
             store.pool.query(READ_OF, &[from, count, (id, Type::BYTEA)], Effect::Reads).await
         }
     };
-    let rows = asked.map_err(Fault::for_one)?;
-    let mut notes = Vec::with_capacity(rows.len());
+    let rows = asked.map_err(StatementError::for_one)?;
+    let mut entries = Vec::with_capacity(rows.len());
     let mut last = None;
     for row in &rows {
-        let place = NotePlace::from_bytes(array(row, 0)?);
+        let place = AuditPosition::from_bytes(array(row, 0)?);
         last = Some(place);
         // An unreadable entry is skipped, so that it hides no other.
-        match Note::decode(place, Bytes::copy_from_slice(get(row, 1)?)) {
-            Ok(note) => notes.push(note),
+        match AuditEntry::decode(place, Bytes::copy_from_slice(get(row, 1)?)) {
+            Ok(entry) => entries.push(entry),
             Err(error) => tracing::warn!(%error, "an entry of the audit cannot be read"),
         }
     }
     let next = last.filter(|_| rows.len() >= limit).map(|place| place.cursor());
-    Ok(Notes { notes, next })
+    Ok(AuditPage { entries, next })
 }

@@ -7,12 +7,12 @@ use bytes::Bytes;
 
 use onetake_core::{Record, RecordId, Timestamp};
 
-use super::counters::Counters;
-use super::{CLOCK_MARGIN, Shared, writer};
+use super::counters::FilterMetrics;
+use super::{CLOCK_MARGIN, FilterState, writer};
 
 /// The filter's content for one id.
 #[derive(Clone, Debug)]
-pub(super) enum Look {
+pub(super) enum FilterContent {
     /// The finished record.
     Hit(Arc<Record>),
     /// A value that must not be used, and may be replaced.
@@ -21,15 +21,15 @@ pub(super) enum Look {
 
 /// The filter's content for some ids. Ids without content are missing.
 #[derive(Debug)]
-pub(super) struct Looked {
-    pub(super) answers: HashMap<RecordId, Look>,
+pub(super) struct FilterContents {
+    pub(super) answers: HashMap<RecordId, FilterContent>,
     /// The time of the lookup, which is ahead of the authority's time.
     pub(super) now: Timestamp,
 }
 
-impl Shared {
+impl FilterState {
     /// Reads entries, each id once. After any error the result is empty.
-    pub(super) async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
+    pub(super) async fn look(&self, ids: impl Iterator<Item = RecordId>) -> FilterContents {
         let mut ids: Vec<RecordId> = ids.collect();
         ids.sort_unstable();
         ids.dedup();
@@ -50,27 +50,27 @@ impl Shared {
             let look = match self.seal.open(*id, bytes) {
                 Ok(entry) if entry.until > now => {
                     hits += 1;
-                    Look::Hit(Arc::new(entry.record))
+                    FilterContent::Hit(Arc::new(entry.record))
                 }
-                Ok(_ended) => Look::Unusable,
+                Ok(_ended) => FilterContent::Unusable,
                 Err(why) => {
-                    Counters::refused(why);
+                    FilterMetrics::refused(why);
                     tracing::debug!(reference = %id.reference(), ?why, "an entry was refused");
-                    Look::Unusable
+                    FilterContent::Unusable
                 }
             };
             answers.insert(*id, look);
         }
         self.counters.hits.increment(hits);
         self.counters.misses.increment((ids.len() as u64).saturating_sub(hits));
-        Looked { answers, now }
+        FilterContents { answers, now }
     }
 }
 
-impl Looked {
+impl FilterContents {
     pub(super) fn hit(&self, id: &RecordId) -> Option<Arc<Record>> {
         match self.answers.get(id) {
-            Some(Look::Hit(record)) => Some(Arc::clone(record)),
+            Some(FilterContent::Hit(record)) => Some(Arc::clone(record)),
             _ => None,
         }
     }

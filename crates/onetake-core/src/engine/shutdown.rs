@@ -52,7 +52,7 @@ impl Engine {
 
     /// Stops at once, because the store [must not be used any more](Engine::fatal). Unsaved
     /// settlements go to the journal, and the store is not used again.
-    pub async fn give_up(&self) {
+    pub async fn abort(&self) {
         self.inner.closing.store(true, Ordering::Release);
         self.inner.stopped.cancel();
         self.inner.hand_over().await;

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::clock::micros;
 use crate::record::{AttemptId, Terms};
 use crate::scope::RecordId;
-use crate::store::{Settled, Settlement, Verb};
+use crate::store::{Settled, Settlement, Transition};
 
 use super::Inner;
 use super::tasks::Tasks;
@@ -21,7 +21,7 @@ const BEAT_MIN: Duration = Duration::from_millis(1);
 
 /// The part of a lease that its renewal needs.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct LeaseState {
     pub(crate) id: RecordId,
     pub(crate) attempt: AttemptId,
     pub(crate) terms: Terms,
@@ -36,7 +36,7 @@ pub(crate) struct Pulse {
     sequence: u64,
 }
 
-impl Pulse {
+impl LeaseState {
     /// Extends the renewal to this time.
     pub(crate) fn run_until(&self, monotonic: Duration) {
         self.run_until.fetch_max(micros(monotonic), Ordering::AcqRel);
@@ -52,8 +52,8 @@ impl Pulse {
 }
 
 #[derive(Debug)]
-pub(crate) struct Heart {
-    beats: Mutex<BTreeMap<(u64, u64), Arc<Pulse>>>,
+pub(crate) struct LeaseRenewer {
+    beats: Mutex<BTreeMap<(u64, u64), Arc<LeaseState>>>,
     sequence: AtomicU64,
     /// The time of the next wake-up. The renewal task is notified only of a renewal before it.
     armed: AtomicU64,
@@ -61,7 +61,7 @@ pub(crate) struct Heart {
     tasks: Tasks,
 }
 
-impl Heart {
+impl LeaseRenewer {
     pub(crate) fn new(tasks: Tasks) -> Self {
         Self {
             beats: Mutex::default(),
@@ -80,8 +80,8 @@ impl Heart {
         terms: Terms,
         asked_at: Duration,
         run_max: Duration,
-    ) -> Arc<Pulse> {
-        let pulse = Arc::new(Pulse {
+    ) -> Arc<LeaseState> {
+        let lease_state = Arc::new(LeaseState {
             id,
             attempt,
             terms,
@@ -92,32 +92,32 @@ impl Heart {
             due: AtomicU64::new(0),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed),
         });
-        self.schedule(&pulse, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));
-        pulse
+        self.schedule(&lease_state, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));
+        lease_state
     }
 
-    pub(crate) fn remove(&self, pulse: &Pulse) {
-        pulse.over.store(true, Ordering::Release);
-        let due = pulse.due.load(Ordering::Acquire);
-        self.lock().remove(&(due, pulse.sequence));
+    pub(crate) fn remove(&self, lease_state: &LeaseState) {
+        lease_state.over.store(true, Ordering::Release);
+        let due = lease_state.due.load(Ordering::Acquire);
+        self.lock().remove(&(due, lease_state.sequence));
     }
 
-    fn schedule(&self, pulse: &Arc<Pulse>, at: Duration) {
+    fn schedule(&self, lease_state: &Arc<LeaseState>, at: Duration) {
         let due = micros(at);
-        pulse.due.store(due, Ordering::Release);
-        self.lock().insert((due, pulse.sequence), Arc::clone(pulse));
+        lease_state.due.store(due, Ordering::Release);
+        self.lock().insert((due, lease_state.sequence), Arc::clone(lease_state));
         if due < self.armed.load(Ordering::Acquire) {
             self.wake.notify_one();
             self.tasks.hop();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), Arc<Pulse>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), Arc<LeaseState>>> {
         self.beats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the leases that are due for renewal now, or else the time of the next renewal.
-    fn due(&self, now: u64) -> Result<Vec<Arc<Pulse>>, u64> {
+    fn due(&self, now: u64) -> Result<Vec<Arc<LeaseState>>, u64> {
         let mut beats = self.lock();
         let later = beats.split_off(&(now, u64::MAX));
         let due = std::mem::replace(&mut *beats, later);
@@ -133,15 +133,15 @@ impl Heart {
 
 /// Renews leases until the engine stops.
 pub(crate) async fn beat(engine: Arc<Inner>) {
-    let heart = &engine.heart;
+    let renewer = &engine.renewer;
     loop {
         let now = engine.clock.monotonic();
-        match heart.due(micros(now)) {
+        match renewer.due(micros(now)) {
             Ok(due) => {
-                for pulse in due {
+                for lease_state in due {
                     // All renewals start at once, so that they form one batch. Each waits for its
                     // own answer.
-                    engine.tasks.spawn(renew(Arc::clone(&engine), pulse));
+                    engine.tasks.spawn(renew(Arc::clone(&engine), lease_state));
                 }
             }
             Err(next) => {
@@ -149,7 +149,7 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
                 tokio::select! {
                     biased;
                     () = engine.stopped.cancelled() => return,
-                    () = heart.wake.notified() => {}
+                    () = renewer.wake.notified() => {}
                     () = engine.clock.sleep(rest.min(Duration::from_secs(3600))) => {}
                 }
             }
@@ -157,33 +157,37 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
     }
 }
 
-async fn renew(engine: Arc<Inner>, pulse: Arc<Pulse>) {
+async fn renew(engine: Arc<Inner>, lease_state: Arc<LeaseState>) {
     let asked_at = engine.clock.monotonic();
-    let run_until = pulse.run_until.load(Ordering::Acquire);
-    if pulse.over.load(Ordering::Acquire) || micros(asked_at) >= run_until {
+    let run_until = lease_state.run_until.load(Ordering::Acquire);
+    if lease_state.over.load(Ordering::Acquire) || micros(asked_at) >= run_until {
         return;
     }
-    let renewal = Settlement { id: pulse.id, attempt: pulse.attempt, verb: Verb::Renew };
-    let lease = pulse.terms.lease;
+    let renewal = Settlement {
+        id: lease_state.id,
+        attempt: lease_state.attempt,
+        transition: Transition::Renew,
+    };
+    let lease = lease_state.terms.lease;
     let again = match engine.settles.submit(renewal).await {
         Ok(Settled::Done { .. }) => {
             let until = micros(asked_at.saturating_add(lease));
-            pulse.until.fetch_max(until, Ordering::AcqRel);
+            lease_state.until.fetch_max(until, Ordering::AcqRel);
             lease / 3
         }
         Ok(Settled::Stale { .. }) => {
-            if !pulse.over.load(Ordering::Acquire) {
-                pulse.lost.store(true, Ordering::Release);
-                tracing::warn!(reference = %pulse.id.reference(), "a running operation lost its lease");
+            if !lease_state.over.load(Ordering::Acquire) {
+                lease_state.lost.store(true, Ordering::Release);
+                tracing::warn!(reference = %lease_state.id.reference(), "a running operation lost its lease");
             }
             return;
         }
         Err(error) => {
-            tracing::warn!(reference = %pulse.id.reference(), %error, "a lease could not be renewed");
+            tracing::warn!(reference = %lease_state.id.reference(), %error, "a lease could not be renewed");
             lease / 9
         }
     };
-    if !pulse.over.load(Ordering::Acquire) {
-        engine.heart.schedule(&pulse, asked_at.saturating_add(again.max(BEAT_MIN)));
+    if !lease_state.over.load(Ordering::Acquire) {
+        engine.renewer.schedule(&lease_state, asked_at.saturating_add(again.max(BEAT_MIN)));
     }
 }

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use rusqlite::{Connection, Row, named_params};
 
+use onetake_core::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
 use onetake_core::clock::micros;
 use onetake_core::codec::DecodeError;
-use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use onetake_core::{RecordId, Timestamp};
 
 use super::table::{checksum, is_checked};
@@ -25,14 +25,14 @@ pub(super) const SWEEP: &str = "
         SELECT place FROM onetake_notes WHERE place < :kept_since ORDER BY place LIMIT :limit)";
 
 /// Writes an entry. It replaces an entry with the same place.
-pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()> {
+pub(super) fn write(connection: &Connection, entry: &AuditEntry) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(WRITE)?;
-    let said = note.encode();
+    let said = entry.encode();
     let written = statement.execute(named_params! {
-        ":place": note.place.as_bytes(),
-        ":id": note.id.as_bytes(),
+        ":place": entry.place.as_bytes(),
+        ":id": entry.id.as_bytes(),
         ":said": said.as_ref(),
-        ":checksum": checksum([note.place.as_bytes(), &said]),
+        ":checksum": checksum([entry.place.as_bytes(), &said]),
     });
     written.map(drop)
 }
@@ -41,20 +41,20 @@ pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()
 pub(super) fn read(
     connection: &Connection,
     of: Option<RecordId>,
-    from: Option<NotePlace>,
+    from: Option<AuditPosition>,
     limit: usize,
-) -> rusqlite::Result<Notes> {
+) -> rusqlite::Result<AuditPage> {
     // Longer than any place, and so after every place.
-    let end = [0xff; NotePlace::BYTES + 1];
+    let end = [0xff; AuditPosition::BYTES + 1];
     let from: &[u8] = from.as_ref().map_or(&end, |place| place.as_bytes());
     let count = i64::try_from(limit).unwrap_or(i64::MAX);
     let row = |row: &Row<'_>| {
-        let place = NotePlace::from_bytes(row.get("place")?);
+        let place = AuditPosition::from_bytes(row.get("place")?);
         let said = row.get_ref("said")?.as_blob()?;
         if !is_checked(row, [place.as_bytes(), said])? {
             return Ok((place, Err(DecodeError::new("its checksum is another"))));
         }
-        Ok((place, Note::decode(place, Bytes::copy_from_slice(said))))
+        Ok((place, AuditEntry::decode(place, Bytes::copy_from_slice(said))))
     };
     let found: rusqlite::Result<Vec<_>> = match of {
         None => {
@@ -70,17 +70,18 @@ pub(super) fn read(
     let found = found?;
     let next = found.last().filter(|_| found.len() >= limit).map(|(place, _)| place.cursor());
     // An unreadable entry is skipped, so that it hides no other.
-    let readable = |(_, note): (NotePlace, Result<Note, _>)| {
-        note.inspect_err(|error| tracing::warn!(%error, "an entry of the audit cannot be read"))
+    let readable = |(_, entry): (AuditPosition, Result<AuditEntry, _>)| {
+        entry
+            .inspect_err(|error| tracing::warn!(%error, "an entry of the audit cannot be read"))
             .ok()
     };
-    Ok(Notes { notes: found.into_iter().filter_map(readable).collect(), next })
+    Ok(AuditPage { entries: found.into_iter().filter_map(readable).collect(), next })
 }
 
 /// Deletes entries whose retention has ended.
 pub(super) fn sweep(connection: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<()> {
-    let kept_since = Timestamp::from_micros(now.as_micros().saturating_sub(micros(NOTES_KEPT)));
-    let kept_since = NotePlace::before(kept_since);
+    let kept_since = Timestamp::from_micros(now.as_micros().saturating_sub(micros(AUDIT_KEPT)));
+    let kept_since = AuditPosition::before(kept_since);
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(SWEEP)?;
     let swept = named_params! { ":kept_since": kept_since.as_bytes(), ":limit": limit };
@@ -90,7 +91,7 @@ pub(super) fn sweep(connection: &Connection, now: Timestamp, limit: usize) -> ru
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onetake_core::note::{Action, Ended};
+    use onetake_core::audit::{AuditAction, AuditResult};
     use onetake_core::{AttemptId, SystemRng};
 
     #[test]
@@ -101,34 +102,34 @@ mod tests {
             super::super::schema::Owner::Onetake,
         )
         .unwrap();
-        let made: Vec<Note> = (0..6)
-            .map(|second| Note {
-                place: NotePlace::new(Timestamp::from_micros(second * 1_000_000), &SystemRng),
+        let made: Vec<AuditEntry> = (0..6)
+            .map(|second| AuditEntry {
+                place: AuditPosition::new(Timestamp::from_micros(second * 1_000_000), &SystemRng),
                 id: RecordId::from_bytes([1; 16]),
                 attempt: AttemptId::from_bytes([2; 16]),
-                action: Action::Fail,
-                ended: Ended::Done,
+                action: AuditAction::Fail,
+                ended: AuditResult::Done,
                 before: "unknown".to_owned(),
                 by: "ops".to_owned(),
                 reason: String::new(),
             })
             .collect();
-        for note in &made {
-            write(&connection, note).unwrap();
+        for entry in &made {
+            write(&connection, entry).unwrap();
         }
         let damaged = made[3].place;
         let damage = "UPDATE onetake_notes SET said = x'09' WHERE place = ?1";
         connection.execute(damage, [damaged.as_bytes()]).unwrap();
-        let mut expected: Vec<Note> = made;
-        expected.retain(|note| note.place != damaged);
+        let mut expected: Vec<AuditEntry> = made;
+        expected.retain(|entry| entry.place != damaged);
         expected.reverse();
         for of in [None, Some(RecordId::from_bytes([1; 16]))] {
             let (mut all, mut from) = (Vec::new(), None);
             loop {
                 let page = read(&connection, of, from, 2).unwrap();
-                all.extend(page.notes);
+                all.extend(page.entries);
                 let Some(next) = page.next else { break };
-                from = Some(NotePlace::of(&next).unwrap());
+                from = Some(AuditPosition::of(&next).unwrap());
             }
             assert_eq!(all, expected);
         }

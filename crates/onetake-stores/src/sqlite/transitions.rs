@@ -5,19 +5,19 @@ use std::sync::Arc;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use onetake_core::audit::AuditEntry;
 use onetake_core::codec::DecodeError;
 use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
-use onetake_core::note::Note;
 use onetake_core::store::Answers;
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, StoreError, StoreErrorKind,
 };
 
 use super::error::is_too_big;
-use super::{notes, table};
+use super::{audit, table};
 
 /// A batch of writes. It is decided with others, and answered once they are durable.
-pub(super) trait Write: Send {
+pub(super) trait WriteBatch: Send {
     /// Decides each item and keeps the answers.
     fn decide(&mut self, connection: &Connection, moment: Moment) -> rusqlite::Result<()>;
 
@@ -36,7 +36,10 @@ struct Batch<T, R> {
 }
 
 /// A batch of claims.
-pub(super) fn claims(items: Vec<Claim>, to: oneshot::Sender<Answers<Claimed>>) -> Box<dyn Write> {
+pub(super) fn claims(
+    items: Vec<Claim>,
+    to: oneshot::Sender<Answers<Claimed>>,
+) -> Box<dyn WriteBatch> {
     Box::new(Batch { items, decide: claim, answers: Vec::new(), to })
 }
 
@@ -44,7 +47,7 @@ pub(super) fn claims(items: Vec<Claim>, to: oneshot::Sender<Answers<Claimed>>) -
 pub(super) fn settlements(
     items: Vec<Settlement>,
     to: oneshot::Sender<Answers<Settled>>,
-) -> Box<dyn Write> {
+) -> Box<dyn WriteBatch> {
     Box::new(Batch { items, decide: settle, answers: Vec::new(), to })
 }
 
@@ -53,7 +56,7 @@ pub(super) fn secret(
     name: &'static str,
     fresh: [u8; 32],
     to: oneshot::Sender<Answers<[u8; 32]>>,
-) -> Box<dyn Write> {
+) -> Box<dyn WriteBatch> {
     Box::new(Batch { items: vec![(name, fresh)], decide: keep_secret, answers: Vec::new(), to })
 }
 
@@ -62,17 +65,17 @@ pub(super) fn one<T: Send + 'static, R: Send + 'static>(
     item: T,
     decide: fn(&Connection, &T, Moment) -> Decided<R>,
     to: oneshot::Sender<Answers<R>>,
-) -> Box<dyn Write> {
+) -> Box<dyn WriteBatch> {
     Box::new(Batch { items: vec![item], decide, answers: Vec::new(), to })
 }
 
 /// One audit entry.
-pub(super) fn note(note: Note, to: oneshot::Sender<Answers<()>>) -> Box<dyn Write> {
-    let decide = |connection: &_, note: &_, _| notes::write(connection, note).map(Ok);
-    Box::new(Batch { items: vec![note], decide, answers: Vec::new(), to })
+pub(super) fn audit(entry: AuditEntry, to: oneshot::Sender<Answers<()>>) -> Box<dyn WriteBatch> {
+    let decide = |connection: &_, entry: &_, _| audit::write(connection, entry).map(Ok);
+    Box::new(Batch { items: vec![entry], decide, answers: Vec::new(), to })
 }
 
-impl<T: Send, R: Send> Write for Batch<T, R> {
+impl<T: Send, R: Send> WriteBatch for Batch<T, R> {
     fn decide(&mut self, connection: &Connection, moment: Moment) -> rusqlite::Result<()> {
         for item in &self.items {
             let answer = match (self.decide)(connection, item, moment) {

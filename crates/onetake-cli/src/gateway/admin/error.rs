@@ -10,11 +10,11 @@ use utoipa::ToSchema;
 
 /// The error of a request.
 #[derive(Debug)]
-pub(crate) struct Fault(Box<Problem>);
+pub(crate) struct ApiError(Box<ApiProblem>);
 
 /// A problem as in RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Problem {
+pub(crate) struct ApiProblem {
     /// The HTTP status.
     status: u16,
     /// The error code for machines.
@@ -40,16 +40,16 @@ pub(crate) struct Problem {
     retry_after: Option<u64>,
 }
 
-pub(super) type Answer<T> = Result<Json<T>, Fault>;
+pub(super) type ApiResult<T> = Result<Json<T>, ApiError>;
 
-impl Fault {
+impl ApiError {
     fn new(
         status: StatusCode,
         code: &'static str,
         title: &'static str,
         detail: impl Into<String>,
     ) -> Self {
-        Self(Box::new(Problem {
+        Self(Box::new(ApiProblem {
             status: status.as_u16(),
             code,
             title,
@@ -61,7 +61,7 @@ impl Fault {
         }))
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Problem)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut ApiProblem)) -> Self {
         change(&mut self.0);
         self
     }
@@ -162,7 +162,7 @@ impl Fault {
     }
 }
 
-impl From<StoreError> for Fault {
+impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         if error.kind() == StoreErrorKind::Invalid {
             return Self::invalid(format!("{error}."));
@@ -179,7 +179,7 @@ impl From<StoreError> for Fault {
     }
 }
 
-impl IntoResponse for Fault {
+impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::BAD_REQUEST);
         let retry_after = self.0.retry_after;

@@ -5,7 +5,7 @@ use tokio_postgres::error::{Severity, SqlState};
 
 /// The reason why a statement failed.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum StatementError {
     /// Another transaction holds one of the keys. Each key must be sent by itself.
     Held,
     /// Another transaction inserted one of the keys at the same moment.
@@ -37,7 +37,7 @@ impl Effect {
     }
 }
 
-impl Fault {
+impl StatementError {
     /// Returns the error if the store was unreachable, and `None` if it answered with an error.
     pub(super) fn away(&self) -> Option<&StoreError> {
         match self {

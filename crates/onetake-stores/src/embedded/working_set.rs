@@ -7,7 +7,7 @@ use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
 use onetake_core::store::{DueAttempt, FOUND_MAX, Swept};
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Reference, Settled, Settlement, State, StoreError,
-    StoreErrorKind, Timestamp, Verb,
+    StoreErrorKind, Timestamp, Transition,
 };
 
 use super::tables::{Group, Tables};
@@ -20,7 +20,7 @@ const ASKS_LOOKED_AT_MAX: usize = 1_000;
 
 /// The state that is known without reading the tables.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(super) struct WorkingSet {
     running: HashMap<RecordId, Arc<Record>>,
     /// The ends of leases plus grace.
     leases: BTreeSet<(Timestamp, RecordId)>,
@@ -34,7 +34,7 @@ pub(super) struct Memory {
     pub(super) ceiling: Fence,
 }
 
-impl Memory {
+impl WorkingSet {
     /// An empty state. Every later fence is above this one.
     pub(super) fn above(ceiling: Fence) -> Self {
         Self { highest: ceiling, ceiling, ..Self::default() }
@@ -123,7 +123,7 @@ impl Memory {
         let asked = found.as_ref().and_then(|record| record.ask_at());
         match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
             // A lease ends with this process, so its renewal does not need to be durable.
-            (SettleEffect::Write(record), _) if settlement.verb == Verb::Renew => {
+            (SettleEffect::Write(record), _) if settlement.transition == Transition::Renew => {
                 Ok(Settled::Done { record: self.remember(record).0, now })
             }
             (SettleEffect::Write(record), _) => {

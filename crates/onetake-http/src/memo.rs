@@ -3,7 +3,7 @@
 //! A record holds neither its key nor its tenant. An implementation of
 //! [`Reconcile`](onetake_core::Reconcile) needs one of them to ask for the operation, or the
 //! derived key that the operation sent to other services. A route chooses the values with
-//! [`Policy::remember`]. They are kept in the record's [`Memo`], and [`Known`] reads them.
+//! [`Policy::remember`]. They are kept in the record's [`Memo`], and [`MemoValues`] reads them.
 //!
 //! [`Policy::remember`]: crate::Policy::remember
 
@@ -19,7 +19,7 @@ use onetake_core::{DerivedKey, DerivingSecret, Key, Memo, Scope};
 /// A value by which a reconciler can ask for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum Remembered {
+pub enum MemoField {
     /// The derived key, for the operation's own calls: `Idempotency-Derived-Key`.
     DerivedKey,
     /// The key as the client wrote it, with its quotes and in its letter case. The inner service
@@ -33,7 +33,7 @@ pub enum Remembered {
     Tenant,
 }
 
-impl Remembered {
+impl MemoField {
     const fn tag(self) -> u8 {
         match self {
             Self::DerivedKey => 1,
@@ -50,7 +50,7 @@ const RUN_MAX: u8 = 4;
 /// value is wanted. The value that is likely the longest, the tenant, comes last. A value that does
 /// not fit is left out.
 pub(crate) fn memo(
-    wanted: &[Remembered],
+    wanted: &[MemoField],
     scope: &Scope,
     (key, written): (&Key, &[u8]),
     deriving: &DerivingSecret,
@@ -66,9 +66,9 @@ pub(crate) fn memo(
     for what in wanted {
         let tag = what.tag();
         match what {
-            Remembered::DerivedKey => put(&mut out, tag, deriving.derive(scope, key).as_bytes()),
-            Remembered::Key => put(&mut out, tag, written),
-            Remembered::Tenant => put(&mut out, tag, name_of(scope.tenant())),
+            MemoField::DerivedKey => put(&mut out, tag, deriving.derive(scope, key).as_bytes()),
+            MemoField::Key => put(&mut out, tag, written),
+            MemoField::Tenant => put(&mut out, tag, name_of(scope.tenant())),
         }
     }
     Memo::new(out.freeze()).unwrap_or_default()
@@ -93,18 +93,18 @@ fn name_of(tenant: &[u8]) -> &[u8] {
 /// The values in a record's [`Memo`]. The `Debug` form hides them. Of key and tenant it shows the
 /// lengths.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Known {
-    /// See [`Remembered::DerivedKey`].
+pub struct MemoValues {
+    /// See [`MemoField::DerivedKey`].
     pub derived_key: Option<DerivedKey>,
-    /// See [`Remembered::Key`].
+    /// See [`MemoField::Key`].
     pub key: Option<String>,
-    /// See [`Remembered::Tenant`].
+    /// See [`MemoField::Tenant`].
     pub tenant: Option<Bytes>,
     /// The attempt's maximum run time, by the policy under which it was claimed.
     pub run_max: Option<Duration>,
 }
 
-impl Known {
+impl MemoValues {
     /// Reads a memo. Entries of an unknown kind are skipped. Reading ends at the first malformed
     /// entry.
     #[must_use]
@@ -128,7 +128,7 @@ impl Known {
     }
 }
 
-impl fmt::Debug for Known {
+impl fmt::Debug for MemoValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Known")
             .field("derived_key", &self.derived_key)
@@ -152,25 +152,26 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: [Remembered; 3] = [Remembered::Tenant, Remembered::Key, Remembered::DerivedKey];
+    const ALL: [MemoField; 3] = [MemoField::Tenant, MemoField::Key, MemoField::DerivedKey];
 
     #[test]
     fn what_was_asked_for_is_kept_and_nothing_else() {
         let deriving = DerivingSecret::new(&[7; 32]);
         let (scope, key) = (Scope::new("header\0acme"), Key::new("order-4711").unwrap());
         let run_max = Duration::from_secs(7);
-        let memo = |wanted: &[Remembered]| {
+        let memo = |wanted: &[MemoField]| {
             memo(wanted, &scope, (&key, b"\"Order-4711\""), &deriving, run_max)
         };
-        let known = |wanted: &[Remembered]| Known::of(&memo(wanted));
+        let known = |wanted: &[MemoField]| MemoValues::of(&memo(wanted));
         let all = known(&ALL);
         assert_eq!(all.derived_key, Some(deriving.derive(&scope, &key)));
         assert_eq!(all.key.as_deref(), Some("\"Order-4711\""), "as it was written");
         assert_eq!(all.tenant.as_deref(), Some(&b"acme"[..]), "without its kind");
         assert_eq!(all.run_max, Some(run_max));
-        let alone = Known { key: all.key.clone(), run_max: Some(run_max), ..Known::default() };
-        assert_eq!(known(&[Remembered::Key]), alone);
-        assert_eq!(known(&[]), Known::default());
+        let alone =
+            MemoValues { key: all.key.clone(), run_max: Some(run_max), ..MemoValues::default() };
+        assert_eq!(known(&[MemoField::Key]), alone);
+        assert_eq!(known(&[]), MemoValues::default());
         assert!(memo(&[]).is_empty());
         let shown = format!("{all:?}");
         assert!(!shown.contains("acme") && !shown.contains("4711"), "{shown}");
@@ -183,7 +184,7 @@ mod tests {
         let key = Key::new("k".repeat(255)).unwrap();
         for (length, fits) in [(1700, true), (1800, false), (70_000, false)] {
             let scope = Scope::new("t".repeat(length));
-            let known = Known::of(&memo(
+            let known = MemoValues::of(&memo(
                 &ALL,
                 &scope,
                 (&key, key.as_str().as_bytes()),
@@ -198,7 +199,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_memo_is_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
-            let _known = Known::of(&Memo::new(bytes).unwrap());
+            let _known = MemoValues::of(&Memo::new(bytes).unwrap());
         }
     }
 }

@@ -11,12 +11,12 @@ use onetake_core::decide::{self, ClaimEffect, Contact, Moment, SettleEffect};
 use onetake_core::store::{Answers, DueAttempt};
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
-    StoreErrorKind, Timestamp, Verb,
+    StoreErrorKind, Timestamp, Transition,
 };
 
 use super::DynamoStore;
-use super::item::{self, SHARDS, Seen};
-use super::table::Written;
+use super::item::{self, SHARDS, VersionedRecord};
+use super::table::WriteResult;
 
 /// The number of times that another node may be faster.
 const RACES_MAX: usize = 32;
@@ -27,7 +27,7 @@ const OWN_MAX: usize = 50_000;
 impl DynamoStore {
     pub(super) async fn claim_one(&self, claim: Claim) -> Result<Claimed, StoreError> {
         // A key is absent most of the time. If it exists, the refused write returns its item.
-        let mut found: Option<Seen> = None;
+        let mut found: Option<VersionedRecord> = None;
         let mut floor = Fence::default();
         for _ in 0..RACES_MAX {
             let (moment, judged) = self.judge(found.as_ref());
@@ -35,21 +35,22 @@ impl DynamoStore {
             let record = match decide::claim(judged.as_ref(), &claim, moment, floor) {
                 ClaimEffect::Grant(record) | ClaimEffect::BecomeUnknown(record) => record,
                 ClaimEffect::Keep => {
-                    let Seen { record, .. } = found.ok_or_else(StoreError::kept_nothing)?;
+                    let VersionedRecord { record, .. } =
+                        found.ok_or_else(StoreError::kept_nothing)?;
                     return Ok(Claimed::Found { record: Arc::new(record), now });
                 }
             };
-            let next = Seen { record, version: next_version(found.as_ref()) };
+            let next = VersionedRecord { record, version: next_version(found.as_ref()) };
             match self.table.write(&next, found.as_ref()).await? {
-                Written::Landed if item::runs(&next.record) => {
+                WriteResult::Landed if item::runs(&next.record) => {
                     let fence = next.record.fence;
                     self.remember(next);
                     return Ok(Claimed::Granted { fence });
                 }
-                Written::Landed => {
+                WriteResult::Landed => {
                     return Ok(Claimed::Found { record: Arc::new(next.record), now });
                 }
-                Written::Other(other) => {
+                WriteResult::Other(other) => {
                     // The server may delete an expired item at any moment. Its fence still counts.
                     floor = floor.max(next.record.fence);
                     found = other;
@@ -73,9 +74,9 @@ impl DynamoStore {
             let now = moment.now;
             match decide::settle(judged.as_ref(), &settlement, moment) {
                 SettleEffect::Write(record) => {
-                    let next = Seen { record, version: next_version(found.as_ref()) };
+                    let next = VersionedRecord { record, version: next_version(found.as_ref()) };
                     match self.table.write(&next, found.as_ref()).await? {
-                        Written::Landed => {
+                        WriteResult::Landed => {
                             let record = Arc::new(next.record.clone());
                             self.remember(next);
                             return Ok(Settled::Done { record, now });
@@ -83,11 +84,13 @@ impl DynamoStore {
                         // This node's own write, whose answer was lost. A postponed reconciliation
                         // may be another node's at the same moment: if two nodes could reconcile
                         // the same record, neither does.
-                        Written::Other(Some(other)) if other == next && !defers(&settlement) => {
+                        WriteResult::Other(Some(other))
+                            if other == next && !defers(&settlement) =>
+                        {
                             self.remember(other);
                             return Ok(Settled::Done { record: Arc::new(next.record), now });
                         }
-                        Written::Other(other) => (found, certain) = (other, true),
+                        WriteResult::Other(other) => (found, certain) = (other, true),
                     }
                 }
                 _ if !certain => (found, certain) = (self.table.read(settlement.id).await?, true),
@@ -112,8 +115,9 @@ impl DynamoStore {
         let found: HashMap<RecordId, Result<Option<Arc<Record>>, StoreError>> = found
             .into_iter()
             .map(|(id, seen)| {
-                let live =
-                    |Seen { record, .. }| (!self.is_absent(&record)).then(|| Arc::new(record));
+                let live = |VersionedRecord { record, .. }| {
+                    (!self.is_absent(&record)).then(|| Arc::new(record))
+                };
                 (id, seen.map(live))
             })
             .collect();
@@ -128,16 +132,17 @@ impl DynamoStore {
     ) -> Result<Vec<DueAttempt>, StoreError> {
         let shards = try_join_all((0..SHARDS).map(|shard| self.table.running(shard))).await?;
         // An unreadable item must not hide the others.
-        let running = shards.iter().flatten().filter_map(|item| Seen::decode(item).ok());
-        let running: Vec<Seen> = running.filter(|seen| item::runs(&seen.record)).collect();
-        let mut over: Vec<(Duration, &Seen)> = running
+        let running = shards.iter().flatten().filter_map(|item| VersionedRecord::decode(item).ok());
+        let running: Vec<VersionedRecord> =
+            running.filter(|seen| item::runs(&seen.record)).collect();
+        let mut over: Vec<(Duration, &VersionedRecord)> = running
             .iter()
             .filter_map(|seen| self.over_for(seen).map(|over_for| (over_for, seen)))
             .collect();
         over.sort_by_key(|(over_for, seen)| (std::cmp::Reverse(*over_for), seen.record.fence));
         let now = self.options.clock.monotonic();
         self.watch.keep(&running.iter().map(|seen| seen.record.id).collect(), now);
-        let over = over.into_iter().take(limit).map(|(_, Seen { record, .. })| record);
+        let over = over.into_iter().take(limit).map(|(_, VersionedRecord { record, .. })| record);
         Ok(over.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
@@ -157,7 +162,7 @@ impl DynamoStore {
 
     /// Returns the record and the moment for a decision. This node's wall clock does not end a
     /// lease, because the watch does. It does not let a record expire before the margin is over.
-    fn judge(&self, found: Option<&Seen>) -> (Moment, Option<Record>) {
+    fn judge(&self, found: Option<&VersionedRecord>) -> (Moment, Option<Record>) {
         let now = self.options.clock.now();
         let unwatched = |now| Moment { now, contact: Contact::Unknown };
         let Some(seen) = found else { return (unwatched(now), None) };
@@ -195,13 +200,13 @@ impl DynamoStore {
     }
 
     /// Returns how long ago the lease and grace of a running item ended; `None` if they have not.
-    fn over_for(&self, seen: &Seen) -> Option<Duration> {
+    fn over_for(&self, seen: &VersionedRecord) -> Option<Duration> {
         let terms = seen.record.terms;
         self.unchanged_for(seen).checked_sub(terms.lease.saturating_add(terms.grace))
     }
 
     /// Returns how long a running item has been seen unchanged, without a break.
-    fn unchanged_for(&self, seen: &Seen) -> Duration {
+    fn unchanged_for(&self, seen: &VersionedRecord) -> Duration {
         let watched = self.watch.look(seen, self.options.clock.monotonic());
         // While this node was cut off, the owner may have been cut off too, so the watch starts
         // again.
@@ -209,7 +214,7 @@ impl DynamoStore {
     }
 
     /// Keeps a written item in memory while it runs.
-    fn remember(&self, seen: Seen) {
+    fn remember(&self, seen: VersionedRecord) {
         let mut own = self.own();
         if !item::runs(&seen.record) {
             own.remove(&seen.record.id);
@@ -220,24 +225,24 @@ impl DynamoStore {
 
     /// Returns the item in memory of an attempt of this node. The reaper has to read it from the
     /// table.
-    fn recall(&self, settlement: &Settlement) -> Option<Seen> {
-        if settlement.verb == Verb::Abandon {
+    fn recall(&self, settlement: &Settlement) -> Option<VersionedRecord> {
+        if settlement.transition == Transition::ExpireLease {
             return None;
         }
         let own = self.own();
         own.get(&settlement.id).filter(|seen| seen.record.attempt == settlement.attempt).cloned()
     }
 
-    fn own(&self) -> MutexGuard<'_, HashMap<RecordId, Seen>> {
+    fn own(&self) -> MutexGuard<'_, HashMap<RecordId, VersionedRecord>> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn defers(settlement: &Settlement) -> bool {
-    matches!(settlement.verb, Verb::Defer(_))
+    matches!(settlement.transition, Transition::PostponeReconcile(_))
 }
 
-fn next_version(found: Option<&Seen>) -> u64 {
+fn next_version(found: Option<&VersionedRecord>) -> u64 {
     found.map_or(1, |seen| seen.version.saturating_add(1))
 }
 

@@ -1,6 +1,6 @@
 //! The audit log: what operators, the reconciler and the reaper did to keys (S20).
 //!
-//! A store keeps a [`Note`] without reading it, ordered by the time it was made and a random
+//! A store keeps a [`AuditEntry`] without reading it, ordered by the time it was made and a random
 //! number. An entry is written before the action, and replaced once the result is known. So no
 //! operator's action happens without an entry.
 
@@ -15,15 +15,15 @@ use crate::scope::RecordId;
 use crate::store::{Cursor, StoreError};
 
 /// The time for which entries are kept: ninety days.
-pub const NOTES_KEPT: std::time::Duration = std::time::Duration::from_secs(90 * 24 * 3600);
+pub const AUDIT_KEPT: std::time::Duration = std::time::Duration::from_secs(90 * 24 * 3600);
 
 const VERSION: u8 = 1;
 
 /// The position of an entry among all entries: by its time, then by a random number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct NotePlace([u8; NotePlace::BYTES]);
+pub struct AuditPosition([u8; AuditPosition::BYTES]);
 
-impl NotePlace {
+impl AuditPosition {
     /// The number of bytes of a position.
     pub const BYTES: usize = 24;
 
@@ -82,7 +82,7 @@ impl NotePlace {
     }
 }
 
-impl fmt::Debug for NotePlace {
+impl fmt::Debug for AuditPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NotePlace({})", self.at().as_micros())
     }
@@ -91,7 +91,7 @@ impl fmt::Debug for NotePlace {
 /// An action on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Action {
+pub enum AuditAction {
     /// The attempt was declared to have had no effect.
     Release,
     /// The attempt was declared to have failed permanently.
@@ -101,10 +101,10 @@ pub enum Action {
     /// The key was forgotten.
     Forget,
     /// The attempt lost its lease: lease and grace ended without a renewal or an outcome.
-    Abandon,
+    ExpireLease,
 }
 
-impl Action {
+impl AuditAction {
     /// Returns the name of the action.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -113,7 +113,7 @@ impl Action {
             Self::Fail => "fail",
             Self::Resolve => "resolve",
             Self::Forget => "forget",
-            Self::Abandon => "abandon",
+            Self::ExpireLease => "abandon",
         }
     }
 }
@@ -121,7 +121,7 @@ impl Action {
 /// The result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Ended {
+pub enum AuditResult {
     /// The action was requested, and no result was written: the process may have died in the
     /// middle.
     Asked,
@@ -133,7 +133,7 @@ pub enum Ended {
     Failed,
 }
 
-impl Ended {
+impl AuditResult {
     /// Returns the name of the result.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -148,17 +148,17 @@ impl Ended {
 
 /// One entry of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct AuditEntry {
     /// The position.
-    pub place: NotePlace,
+    pub place: AuditPosition,
     /// The record.
     pub id: RecordId,
     /// The attempt that the action was for.
     pub attempt: AttemptId,
     /// The action.
-    pub action: Action,
+    pub action: AuditAction,
     /// The result.
-    pub ended: Ended,
+    pub ended: AuditResult,
     /// The name of the state before the action; for an unknown record, the cause may follow.
     pub before: String,
     /// The author of the action.
@@ -167,7 +167,7 @@ pub struct Note {
     pub reason: String,
 }
 
-impl Note {
+impl AuditEntry {
     /// Returns the bytes to store, without the position, which is the store's key.
     #[must_use]
     pub fn encode(&self) -> Bytes {
@@ -176,17 +176,17 @@ impl Note {
         out.put_slice(self.id.as_bytes());
         out.put_slice(self.attempt.as_bytes());
         out.put_u8(match self.action {
-            Action::Release => 0,
-            Action::Fail => 1,
-            Action::Resolve => 2,
-            Action::Forget => 3,
-            Action::Abandon => 4,
+            AuditAction::Release => 0,
+            AuditAction::Fail => 1,
+            AuditAction::Resolve => 2,
+            AuditAction::Forget => 3,
+            AuditAction::ExpireLease => 4,
         });
         out.put_u8(match self.ended {
-            Ended::Asked => 0,
-            Ended::Done => 1,
-            Ended::Stale => 2,
-            Ended::Failed => 3,
+            AuditResult::Asked => 0,
+            AuditResult::Done => 1,
+            AuditResult::Stale => 2,
+            AuditResult::Failed => 3,
         });
         for text in [&self.before, &self.by, &self.reason] {
             put_slice(&mut out, clip(text.clone()).as_bytes());
@@ -198,28 +198,28 @@ impl Note {
     ///
     /// # Errors
     /// If the bytes are truncated, are followed by others, or have another version.
-    pub fn decode(place: NotePlace, bytes: Bytes) -> Result<Self, DecodeError> {
+    pub fn decode(place: AuditPosition, bytes: Bytes) -> Result<Self, DecodeError> {
         let mut from = Reader(bytes);
         if from.u8("version")? != VERSION {
             return Err(DecodeError::new("another version of a note"));
         }
-        let note = Self {
+        let entry = Self {
             place,
             id: RecordId::from_bytes(from.array("id")?),
             attempt: AttemptId::from_bytes(from.array("attempt")?),
             action: match from.u8("action")? {
-                0 => Action::Release,
-                1 => Action::Fail,
-                2 => Action::Resolve,
-                3 => Action::Forget,
-                4 => Action::Abandon,
+                0 => AuditAction::Release,
+                1 => AuditAction::Fail,
+                2 => AuditAction::Resolve,
+                3 => AuditAction::Forget,
+                4 => AuditAction::ExpireLease,
                 _ => return Err(DecodeError::new("action")),
             },
             ended: match from.u8("ended")? {
-                0 => Ended::Asked,
-                1 => Ended::Done,
-                2 => Ended::Stale,
-                3 => Ended::Failed,
+                0 => AuditResult::Asked,
+                1 => AuditResult::Done,
+                2 => AuditResult::Stale,
+                3 => AuditResult::Failed,
                 _ => return Err(DecodeError::new("ended")),
             },
             before: from.text("before")?,
@@ -227,27 +227,28 @@ impl Note {
             reason: from.text("reason")?,
         };
         from.end()?;
-        Ok(note)
+        Ok(entry)
     }
 }
 
 /// One page of entries, the newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Notes {
+pub struct AuditPage {
     /// The entries.
-    pub notes: Vec<Note>,
+    pub entries: Vec<AuditEntry>,
     /// The position of older entries; `None` at the end.
     pub next: Option<Cursor>,
 }
 
-impl Notes {
-    /// Creates a page for a store that lists entries in the order of their positions. `notes` are
+impl AuditPage {
+    /// Creates a page for a store that lists entries in the order of their positions. `entries` are
     /// all entries after the cursor up to the last one given, the newest first. Fewer than `limit`
     /// entries are the last page.
     #[must_use]
-    pub fn in_order(notes: Vec<Note>, limit: usize) -> Self {
-        let next = notes.last().filter(|_| notes.len() >= limit).map(|note| note.place.cursor());
-        Self { notes, next }
+    pub fn in_order(entries: Vec<AuditEntry>, limit: usize) -> Self {
+        let next =
+            entries.last().filter(|_| entries.len() >= limit).map(|entry| entry.place.cursor());
+        Self { entries, next }
     }
 }
 
@@ -259,24 +260,24 @@ mod tests {
     #[test]
     fn a_note_comes_back_as_it_was() {
         let at = Timestamp::from_micros(1_800_000_000_000_000);
-        let note = Note {
-            place: NotePlace::new(at, &SystemRng),
+        let entry = AuditEntry {
+            place: AuditPosition::new(at, &SystemRng),
             id: RecordId::from_bytes([1; 16]),
             attempt: AttemptId::from_bytes([2; 16]),
-            action: Action::Resolve,
-            ended: Ended::Stale,
+            action: AuditAction::Resolve,
+            ended: AuditResult::Stale,
             before: "unknown".into(),
             by: "ops".into(),
             reason: "looked it up at the bank".into(),
         };
-        assert_eq!(note.place.at(), at);
-        assert_eq!(NotePlace::of(&note.place.cursor()).unwrap(), note.place);
-        let bytes = note.encode();
-        assert_eq!(Note::decode(note.place, bytes.clone()), Ok(note.clone()));
+        assert_eq!(entry.place.at(), at);
+        assert_eq!(AuditPosition::of(&entry.place.cursor()).unwrap(), entry.place);
+        let bytes = entry.encode();
+        assert_eq!(AuditEntry::decode(entry.place, bytes.clone()), Ok(entry.clone()));
         for cut in 0..bytes.len() {
-            assert!(Note::decode(note.place, bytes.slice(..cut)).is_err());
+            assert!(AuditEntry::decode(entry.place, bytes.slice(..cut)).is_err());
         }
-        let later = NotePlace::new(at.plus(std::time::Duration::from_micros(1)), &SystemRng);
-        assert!(later > note.place && NotePlace::before(at) < note.place);
+        let later = AuditPosition::new(at.plus(std::time::Duration::from_micros(1)), &SystemRng);
+        assert!(later > entry.place && AuditPosition::before(at) < entry.place);
     }
 }

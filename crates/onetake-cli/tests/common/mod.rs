@@ -27,6 +27,7 @@ use onetake_cli::gateway::Gateway;
 use onetake_cli::stores;
 use onetake_core::Store;
 use onetake_sim::blackbox::Target;
+use onetake_sim::servers::Postgres;
 
 /// A gateway that runs until it is dropped.
 pub(crate) struct InProcess {
@@ -70,6 +71,12 @@ impl Target for InProcess {
 pub(crate) fn store(url: &str) -> config::StoreConfig {
     let overrides = Overrides { store: Some(url.to_owned()), ..Overrides::default() };
     config::load_store(None, "test", std::iter::empty(), overrides).unwrap()
+}
+
+/// Creates a database with the store's tables on the server that this program's tests share.
+/// Returns its URL.
+pub(crate) async fn migrated_postgres() -> String {
+    Postgres::shared().await.migrated(migrated).await
 }
 
 /// Migrates the store, and returns its URL.

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 /// A database with an outbox, a broker, and the configuration of relays between them.
 struct World {
-    postgres: Postgres,
+    postgres: &'static Postgres,
     database: String,
     nats: Nats,
     folder: TempDir,
@@ -42,7 +42,7 @@ fn onetake(arguments: &[&str]) -> Output {
 
 impl World {
     async fn start(settings: &[&str]) -> Self {
-        let (postgres, nats) = (Postgres::start().await, Nats::start_with(settings).await);
+        let (postgres, nats) = (Postgres::shared().await, Nats::start_with(settings).await);
         let folder = tempfile::tempdir().unwrap();
         let url = postgres.database();
         let database = url.rsplit_once('/').unwrap().1.to_owned();

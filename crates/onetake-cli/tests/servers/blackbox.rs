@@ -6,28 +6,26 @@ use onetake_sim::blackbox::Capabilities;
 use onetake_sim::servers::{Dynamo, PgBouncer, Postgres, Redis, RedisCluster};
 
 use crate::common::blackbox::{run, run_with};
-use crate::common::migrated;
+use crate::common::{migrated, migrated_postgres};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_postgres() {
-    let server = Postgres::start().await;
-    run(&migrated(server.database()).await, "").await;
+    run(&migrated_postgres().await, "").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_postgres_behind_pgbouncer() {
-    let server = Postgres::start().await;
-    let _made = migrated(server.database()).await;
-    let bouncer = PgBouncer::start(&server, "transaction", 2).await;
-    // The first database of the server, which was created a line above.
-    run(&server.url_at(bouncer.address(), "test_0"), "").await;
+    let (server, direct) = (Postgres::shared().await, migrated_postgres().await);
+    let bouncer = PgBouncer::start(server, "transaction", 2).await;
+    let (_, database) = direct.rsplit_once('/').unwrap();
+    run(&server.url_at(bouncer.address(), database), "").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_postgres_behind_a_filter() {
-    let (server, redis) = (Postgres::start().await, Redis::start().await);
+    let redis = Redis::start().await;
     let filter = format!("filter = \"{}\"", redis.url());
-    run(&migrated(server.database()).await, &filter).await;
+    run(&migrated_postgres().await, &filter).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -31,7 +31,7 @@ fn refused(store: &str) -> String {
 
 #[tokio::test]
 async fn postgres_is_migrated_once_and_looked_at() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = &server.database();
     let errors = refused(url);
     assert!(errors.contains("onetake migrate"), "the error names the fix: {errors}");

@@ -10,7 +10,7 @@ use crate::common::log_secrecy::Scene;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_servers_that_go_away_with_logs_for_people() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let database = server.database();
     let proxy = FaultProxy::start(server.address()).await.unwrap();
     let name = database.rsplit('/').next().unwrap();

@@ -3,11 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use onetake_cli::{config, stores};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, until};
 use onetake_sim::upstream::Upstream;
 
+use crate::common::migrated_postgres;
 use crate::common::process::Process;
 
 const KEY: &str = "journal-key-0123456789";
@@ -17,24 +17,23 @@ const SECRET: &str = "4242424242424242";
 struct World {
     folder: tempfile::TempDir,
     upstream: Upstream,
-    server: Postgres,
+    server: &'static Postgres,
+    database: String,
     proxy: FaultProxy,
 }
 
 impl World {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let server = Postgres::start().await;
-        let overrides =
-            config::Overrides { store: Some(server.database()), ..config::Overrides::default() };
-        let store = config::load_store(None, "test", std::iter::empty(), overrides).unwrap();
-        stores::migrate(&store).await.unwrap();
+        let (server, url) = (Postgres::shared().await, migrated_postgres().await);
+        let (_, database) = url.rsplit_once('/').unwrap();
+        let database = database.to_owned();
         let proxy = FaultProxy::start(server.address()).await.unwrap();
-        Self { folder, upstream: Upstream::start().await.unwrap(), server, proxy }
+        Self { folder, upstream: Upstream::start().await.unwrap(), server, database, proxy }
     }
 
     async fn gateway(&self, routes: &str) -> Process {
-        let url = self.server.url_at(self.proxy.address(), "test_0");
+        let url = self.server.url_at(self.proxy.address(), &self.database);
         let variables = [("ONETAKE__STORE__URL", &*url)];
         // The gateway is stopped while the store is unreachable, and waits only a few seconds.
         let arguments = ["--log-format", "json", "--drain-seconds", "3"];
@@ -127,7 +126,7 @@ async fn what_was_settled_meanwhile_stands() {
     world.end_with_an_outcome_in_hand("").await;
     // An operator finds the outcome before the next start, and records it.
     world.server.sql(
-        "test_0",
+        &world.database,
         "UPDATE onetake_records SET state = 2, state_at = claimed_at, expires_at = claimed_at + ttl,
                 code = 'told', detail = 'by the bank'",
     );

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use onetake_conformance::{BuggyStore, Capabilities, Simulated, StoreBug, run};
 use onetake_stores::EmbeddedStore;
 
@@ -16,13 +17,16 @@ async fn fresh(bug: StoreBug) -> Simulated {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bugs_of_the_store_are_found() {
-    for bug in [
+    let bugs = [
         StoreBug::SettleWithoutAttemptCheck,
         StoreBug::SweepWithoutRecheck,
         StoreBug::FingerprintInId,
         StoreBug::FenceNotRaised,
-    ] {
+    ];
+    // At once, because each of them mostly waits for the disk.
+    join_all(bugs.map(async |bug| {
         let failed = run(|| fresh(bug), Capabilities::default()).await.failed();
         assert!(!failed.is_empty(), "{bug:?} is not found");
-    }
+    }))
+    .await;
 }

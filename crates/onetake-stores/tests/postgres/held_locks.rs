@@ -8,7 +8,7 @@ use onetake_core::{
 use onetake_sim::servers::Postgres;
 use tokio_postgres::{Client, NoTls};
 
-use super::store_on;
+use super::{migrated, store_on};
 
 fn claim(number: u8) -> Claim {
     Claim {
@@ -34,8 +34,8 @@ async fn stranger(url: &str) -> Client {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_uncommitted_insert_holds_up_its_key_alone() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     let stranger = stranger(&url).await;
     let held = claim(7);
@@ -68,8 +68,8 @@ async fn an_uncommitted_insert_holds_up_its_key_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_locked_row_holds_up_its_key_alone() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     let claims: Vec<Claim> = (0..20).map(claim).collect();
     for answer in store.claim(claims.clone()).await {
@@ -100,8 +100,8 @@ async fn a_locked_row_holds_up_its_key_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_refused_item_fails_alone() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     // Like a poisoned item: the server refuses this one row.
     let poisoned = claim(7);
@@ -123,7 +123,7 @@ async fn one_refused_item_fails_alone() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn overlapping_batches_of_four_nodes_never_deadlock() {
     let server = Postgres::start().await;
-    let url = server.database();
+    let url = migrated(&server).await;
     let mut nodes = Vec::new();
     for _ in 0..4 {
         nodes.push(std::sync::Arc::new(store_on(&url).await) as _);

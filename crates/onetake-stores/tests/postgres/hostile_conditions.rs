@@ -12,7 +12,7 @@ use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
 use super::lost_or_repeated::{claim, stranger};
-use super::store_on;
+use super::{migrated, store_on};
 
 fn engine(store: Arc<dyn Store>) -> Engine {
     Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
@@ -24,7 +24,7 @@ fn engine(store: Arc<dyn Store>) -> Engine {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_standby_acknowledged_neither_runs_nor_is_shown() {
     let server = Postgres::start().await;
-    let url = server.database();
+    let url = migrated(&server).await;
     drop(store_on(&url).await);
     server.sql("postgres", "ALTER SYSTEM SET synchronous_standby_names = 'standby'");
     server.sql("postgres", "SELECT pg_reload_conf()");
@@ -65,8 +65,8 @@ async fn what_no_standby_acknowledged_neither_runs_nor_is_shown() {
 /// Another node's claim of the same key is waiting for the disk, or for a standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = Arc::new(store_on(&url).await);
     let operation =
         Operation::new(&Scope::new("open"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"));
@@ -94,8 +94,8 @@ async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
 /// A new key for which the disk has no space is in one batch with a retry of a finished key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_fails_new_keys_alone() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     let before = claim(1);
     assert!(matches!(
@@ -124,7 +124,7 @@ async fn a_full_disk_fails_new_keys_alone() {
 async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
     const MANY: u64 = 100_000;
     let server = Postgres::start_with(&["autovacuum = off"]).await;
-    let url = server.database();
+    let url = migrated(&server).await;
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     let one = PostgresOptions { connections: 1, ..PostgresOptions::default() };
     PostgresStore::migrate(&url, one.clone()).await.unwrap();

@@ -16,7 +16,7 @@ use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio::sync::Notify;
 use tokio_postgres::{Client, NoTls};
 
-use super::{patient, store_on};
+use super::{migrated, patient, store_on};
 
 fn id(number: u64) -> RecordId {
     RecordId::derive(&Scope::new("attack"), &Key::new(format!("key {number}")).unwrap())
@@ -42,8 +42,8 @@ pub(super) async fn stranger(url: &str) -> Client {
 /// (08P01), although the statement may have been committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_landed_behind_pgbouncer_is_not_called_unwritten() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     drop(store_on(&url).await);
     let proxy = FaultProxy::start(server.address()).await.unwrap();
@@ -89,7 +89,7 @@ async fn a_claim_that_landed_behind_pgbouncer_is_not_called_unwritten() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_keys_neither_delay_nor_fail_the_others() {
     let server = Postgres::start_with(&["fsync = off"]).await;
-    let url = server.database();
+    let url = migrated(&server).await;
     let options = PostgresOptions { allow_lossy: true, ..PostgresOptions::default() };
     PostgresStore::migrate(&url, options.clone()).await.unwrap();
     let store = PostgresStore::open(&url, options).await.unwrap();
@@ -145,8 +145,8 @@ fn short(number: u64) -> Claim {
 /// The row is locked for a moment (by a renewal) while the watch passes it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_was_locked_when_the_watch_passed_is_still_reaped() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     drop(store_on(&url).await);
     let shift = Shift::default();
@@ -170,8 +170,8 @@ async fn a_row_that_was_locked_when_the_watch_passed_is_still_reaped() {
 /// The server's clock is set back, or a standby whose clock is behind takes over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_claimed_after_the_clock_was_set_back_is_still_reaped() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     drop(store_on(&url).await);
     let ahead = Shift::default();
@@ -194,8 +194,8 @@ async fn what_is_claimed_after_the_clock_was_set_back_is_still_reaped() {
 /// After a month without a running node, the watch covers it in steps of five minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_long_rest_the_watch_is_soon_where_it_matters() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     drop(store_on(&url).await);
     let shift = Shift::default();
     let store = PostgresStore::open(&url, shifted(&shift)).await.unwrap();
@@ -224,8 +224,8 @@ async fn after_a_long_rest_the_watch_is_soon_where_it_matters() {
 /// contact that its node had before. Without a check the owner would not get its grace again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_was_stuck_in_the_network_does_not_take_over_early() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     drop(store_on(&url).await);
     let ways = [
@@ -311,7 +311,7 @@ async fn a_claim_that_was_stuck_in_the_network_does_not_take_over_early() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_damaged_row_fails_alone() {
     let mut server = Postgres::start().await;
-    let url = server.database();
+    let url = migrated(&server).await;
     let database = url.rsplit_once('/').unwrap().1;
     let store = store_on(&url).await;
     // A recording whose TOAST chunks are missing, as after damage of a page (XX001).

@@ -44,6 +44,12 @@ fn patient() -> PostgresOptions {
     }
 }
 
+/// Creates a database with the store's tables, and returns its URL.
+async fn migrated(server: &Postgres) -> String {
+    let migrate = async |url: String| PostgresStore::migrate(&url, patient()).await.unwrap();
+    server.migrated(migrate).await
+}
+
 /// A store on a database, in real time.
 async fn store_on(url: &str) -> PostgresStore {
     PostgresStore::migrate(url, patient()).await.unwrap();
@@ -73,38 +79,44 @@ async fn fresh(url: String) -> Shifted {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_store() {
-    let server = Postgres::start().await;
-    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+    let server = Postgres::shared().await;
+    run(async || fresh(migrated(server).await).await, Capabilities::default())
+        .await
+        .assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_on_postgres_store() {
-    let server = Postgres::start().await;
-    run_engine(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+    let server = Postgres::shared().await;
+    run_engine(async || fresh(migrated(server).await).await, Capabilities::default())
+        .await
+        .assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_store_behind_pgbouncer() {
-    let server = Postgres::start().await;
-    let bouncer = PgBouncer::start(&server, "transaction", 2).await;
-    let url = || {
-        let direct = server.database();
+    let server = Postgres::shared().await;
+    let bouncer = PgBouncer::start(server, "transaction", 2).await;
+    let url = async || {
+        let direct = migrated(server).await;
         let (_, database) = direct.rsplit_once('/').unwrap();
         server.url_at(bouncer.address(), database)
     };
-    run(|| fresh(url()), Capabilities::default()).await.assert_passed();
+    run(async || fresh(url().await).await, Capabilities::default()).await.assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_of_one_connection_is_enough() {
-    let server = Postgres::start().await;
-    let url = || format!("{}?connections=1", server.database());
-    run(|| fresh(url()), Capabilities::default()).await.assert_passed();
-    run_engine(|| fresh(url()), Capabilities::default()).await.assert_passed();
+    let server = Postgres::shared().await;
+    let url = async || format!("{}?connections=1", migrated(server).await);
+    run(async || fresh(url().await).await, Capabilities::default()).await.assert_passed();
+    run_engine(async || fresh(url().await).await, Capabilities::default()).await.assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serialization_failures_are_tried_again() {
     let server = Postgres::start_with(&["default_transaction_isolation = 'serializable'"]).await;
-    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+    run(async || fresh(migrated(&server).await).await, Capabilities::default())
+        .await
+        .assert_passed();
 }

@@ -12,7 +12,7 @@ use onetake_stores::{PostgresOptions, PostgresStore};
 
 use super::fences::claim_sql;
 use super::lost_or_repeated::{claim, stranger};
-use super::{patient, store_on};
+use super::{migrated, patient, store_on};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -31,7 +31,7 @@ struct Watched<'a> {
 
 impl<'a> Watched<'a> {
     async fn on(server: &'a Postgres) -> Self {
-        let url = server.database();
+        let url = migrated(server).await;
         drop(store_on(&url).await);
         let shift = Shift::default();
         let options = PostgresOptions { shift: shift.clone(), ..patient() };

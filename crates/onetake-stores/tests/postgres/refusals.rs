@@ -24,7 +24,7 @@ fn says(error: &StoreError, kind: StoreErrorKind, parts: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_url_is_said() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.url("postgres");
     let nobody = format!("postgres://me:takesecret@127.0.0.1:{}/x", free_port());
     says(
@@ -55,7 +55,7 @@ async fn what_is_wrong_with_a_url_is_said() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_cannot_keep_every_text_is_refused() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let latin =
         "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0";
     server.sql("postgres", latin);
@@ -88,7 +88,7 @@ async fn a_server_that_forgets_is_refused_unless_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_healthy_server_has_nothing_broken() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let before = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
     assert!(before.findings[0].what.contains("tables are not in this database"), "{before:?}");
@@ -101,7 +101,7 @@ async fn a_healthy_server_has_nothing_broken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_loses_nothing() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let store = store_on(&url).await;
     let claim = |name: &str| Claim {

@@ -17,7 +17,7 @@ use onetake_stores::postgres::{Transactional, WorkError, finish};
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::{Client, NoTls};
 
-use super::{is_busy, patient, store_on};
+use super::{is_busy, migrated, patient, store_on};
 
 /// A database with a table of the user.
 pub(crate) struct Bank {
@@ -28,7 +28,7 @@ pub(crate) struct Bank {
 
 impl Bank {
     pub(crate) async fn open(server: &Postgres) -> Self {
-        let url = server.database();
+        let url = migrated(server).await;
         let store = store_on(&url).await;
         let client = connect(&url).await;
         client

@@ -29,7 +29,7 @@ async fn opened(database: &str, options: PostgresOptions) -> PostgresStore {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filtered_postgres_store() {
-    let (redis, server) = (redis().await, Postgres::start().await);
+    let (redis, server) = (redis().await, Postgres::shared().await);
     let url = redis.url();
     let fresh = || fresh(&url, server.database(), PATIENT);
     run(fresh, Capabilities::default()).await.assert_passed();
@@ -40,7 +40,7 @@ async fn filtered_postgres_store() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filtered_postgres_store_without_a_redis() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = format!("redis://127.0.0.1:{}", free_port());
     let fresh = || fresh(&url, server.database(), SHORT);
     run(fresh, away()).await.assert_passed();
@@ -49,7 +49,7 @@ async fn filtered_postgres_store_without_a_redis() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_happens_to_redis_under_load_nothing_runs_twice_or_is_lost() {
-    let (mut redis, server) = (redis().await, Postgres::start().await);
+    let (mut redis, server) = (redis().await, Postgres::shared().await);
     let proxy = FaultProxy::start(redis.address()).await.unwrap();
     let url = format!("redis://{}", proxy.address());
     let database = server.database();

@@ -92,6 +92,6 @@ async fn late_on_sqlite() {
 
 #[tokio::test]
 async fn late_on_postgres() {
-    let server = Postgres::start().await;
-    late(Place::Postgres(&server)).await;
+    let server = Postgres::shared().await;
+    late(Place::Postgres(server)).await;
 }

@@ -244,10 +244,10 @@ async fn plain_on_sqlite() {
 
 #[tokio::test]
 async fn plain_on_postgres() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     tokio::join!(
-        matrix(Place::Postgres(&server), OnUnknown::Fail, 0..=1),
-        matrix(Place::Postgres(&server), OnUnknown::Retry, 1..=2),
+        matrix(Place::Postgres(server), OnUnknown::Fail, 0..=1),
+        matrix(Place::Postgres(server), OnUnknown::Retry, 1..=2),
     );
 }
 
@@ -258,6 +258,6 @@ async fn in_transactions_on_sqlite() {
 
 #[tokio::test]
 async fn in_transactions_on_postgres() {
-    let server = Postgres::start().await;
-    matrix(Place::Postgres(&server), OnUnknown::Rollback, 1..=1).await;
+    let server = Postgres::shared().await;
+    matrix(Place::Postgres(server), OnUnknown::Rollback, 1..=1).await;
 }

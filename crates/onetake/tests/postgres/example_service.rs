@@ -22,7 +22,7 @@ async fn post(client: &Client, path: &str, key: &str, body: &'static str) -> Cli
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_service_as_it_goes_to_production() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1;
     PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();

@@ -20,7 +20,7 @@ async fn post(client: &Client, key: &str, body: &'static str) -> ClientResponse 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_bank_that_moves_money_once() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1;
     PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();

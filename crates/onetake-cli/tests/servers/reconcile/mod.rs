@@ -15,17 +15,16 @@ use std::time::Duration;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::Client;
-use onetake_sim::servers::{Postgres, until};
+use onetake_sim::servers::until;
 
-use crate::common::{InProcess, migrated};
+use crate::common::{InProcess, migrated_postgres};
 use configuration::{PATIENT, config};
 use interrupted_upstream::Shop;
 use reconciliation_service::Desk;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_nodes_one_asks() {
-    let server = Postgres::start().await;
-    let store = migrated(server.database()).await;
+    let store = migrated_postgres().await;
     let (shop, desk) = (Shop::start().await, Desk::start().await);
     let text = config(&shop, &desk, &store, PATIENT, "");
     let nodes = [InProcess::start(text.clone()).await, InProcess::start(text).await];

@@ -30,8 +30,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "an operation starts on a lease that is over",
         file: "onetake-core/src/engine/lease.rs",
-        from: "if left < self.pulse.terms.lease / 4 || left.is_zero() {",
-        to: "if left < self.pulse.terms.lease / 4 && self.engine.inner.closing.load(Ordering::Acquire) {",
+        from: "if left < self.lease_state.terms.lease / 4 || left.is_zero() {",
+        to: "if left < self.lease_state.terms.lease / 4 && self.engine.inner.closing.load(Ordering::Acquire) {",
     },
     Bug {
         what: "a lease counts from the answer to its claim, not from the question",
@@ -54,8 +54,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a dropped lease is released although its operation had started",
         file: "onetake-core/src/engine/lease.rs",
-        from: "Verb::Unknown(Cause::Interrupted)\n        } else {",
-        to: "Verb::Release\n        } else {",
+        from: "Transition::Unknown(Cause::Interrupted)\n        } else {",
+        to: "Transition::Release\n        } else {",
     },
     Bug {
         what: "an operation that takes too long is released",
@@ -66,18 +66,18 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a settlement that the store did not take is not tried again",
         file: "onetake-core/src/engine/lease.rs",
-        from: "                report(&pulse, &error);\n",
-        to: "                report(&pulse, &error);\n                break (Settling::Pending, Landing::Nothing);\n                #[allow(unreachable_code)]\n",
+        from: "                report(&lease_state, &error);\n",
+        to: "                report(&lease_state, &error);\n                break (Settling::Pending, Landing::Nothing);\n                #[allow(unreachable_code)]\n",
     },
     Bug {
         what: "leases are not renewed in time",
-        file: "onetake-core/src/engine/heart.rs",
-        from: "self.schedule(&pulse, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));",
-        to: "self.schedule(&pulse, asked_at.saturating_add(terms.lease * 3));",
+        file: "onetake-core/src/engine/renewal.rs",
+        from: "self.schedule(&lease_state, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));",
+        to: "self.schedule(&lease_state, asked_at.saturating_add(terms.lease * 3));",
     },
     Bug {
         what: "a renewal extends the lease from its answer, and by too much",
-        file: "onetake-core/src/engine/heart.rs",
+        file: "onetake-core/src/engine/renewal.rs",
         from: "let until = micros(asked_at.saturating_add(lease));",
         to: "let until = micros(engine.clock.monotonic().saturating_add(lease * 3));",
     },
@@ -132,8 +132,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "the reaper does not look again",
         file: "onetake-core/src/engine/housekeeping.rs",
-        from: "let verb = Verb::Abandon;",
-        to: "let verb = Verb::Unknown(crate::record::Cause::LeaseEnded);",
+        from: "let transition = Transition::ExpireLease;",
+        to: "let transition = Transition::Unknown(crate::record::Cause::LeaseEnded);",
     },
     Bug {
         what: "reconcilers are asked while requests are on their way",

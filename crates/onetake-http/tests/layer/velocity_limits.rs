@@ -21,7 +21,7 @@ use onetake_core::{
     SystemRng,
 };
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::velocity::{Decision, Rate, SharedVelocity};
+use onetake_http::velocity::{Rate, SharedVelocity, VelocityDecision};
 use onetake_http::{
     By, Dialect, FingerprintMode, InFlight, OnStoreDown, OnetakeLayer, Policy, Tenant,
 };
@@ -396,15 +396,19 @@ impl Place {
 }
 
 impl SharedVelocity for Place {
-    fn take(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<Decision, StoreError>> {
+    fn take(
+        &self,
+        key: [u8; 32],
+        rate: Rate,
+    ) -> BoxFuture<'_, Result<VelocityDecision, StoreError>> {
         self.answer(|| {
             let mut counts = self.counts.lock().unwrap();
             let count = counts.entry(key).or_default();
             if *count == rate.count().get() {
-                return Decision::Refused { retry_after: Duration::from_millis(1_500) };
+                return VelocityDecision::Refused { retry_after: Duration::from_millis(1_500) };
             }
             *count += 1;
-            Decision::Allowed
+            VelocityDecision::Allowed
         })
     }
 

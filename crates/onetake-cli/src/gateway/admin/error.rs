@@ -14,6 +14,7 @@ pub(crate) struct ApiError(Box<ApiProblem>);
 
 /// A problem as in RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
 pub(crate) struct ApiProblem {
     /// The HTTP status.
     status: u16,

@@ -121,6 +121,7 @@ pub(super) async fn list(
 
 /// Counts by state, of the keys that were read.
 #[derive(Debug, Default, Serialize, ToSchema)]
+#[schema(as = Counts)]
 pub(crate) struct StateCounts {
     running: usize,
     completed: usize,

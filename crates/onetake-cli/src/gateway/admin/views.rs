@@ -169,6 +169,7 @@ pub(crate) struct ReplayCount {
 
 /// An entry of the audit log.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AuditEntry)]
 pub(crate) struct AuditEntryView {
     /// The time of the action.
     at: String,

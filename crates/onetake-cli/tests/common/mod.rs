@@ -1,5 +1,23 @@
-//! A gateway in this process, as a target for the suites.
-#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
+//! Helpers of the test programs: a gateway in this process, as a target for the suites, and modules
+//! for the binary as a process and for services around it.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::allow_attributes,
+    reason = "not every program uses everything, and tests may panic"
+)]
+
+pub(crate) mod admin_api;
+pub(crate) mod blackbox;
+#[cfg(feature = "otlp")]
+pub(crate) mod collector;
+pub(crate) mod forward_auth_service;
+#[cfg(feature = "otlp")]
+pub(crate) mod log_secrecy;
+pub(crate) mod process;
+pub(crate) mod stolen_disk;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use onetake_core::{
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::{claim, stranger};
+use super::lost_or_repeated::{claim, stranger};
 use super::{patient, store_on};
 
 const HOUR: Duration = Duration::from_secs(3_600);

@@ -1,23 +1,23 @@
 //! PostgreSQL: the suite that every store passes, directly and behind PgBouncer.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
-mod attacks;
 mod fences;
-mod held;
+mod held_locks;
+mod hostile_conditions;
 mod inbox;
-mod later_attacks;
-#[path = "../shared/mended.rs"]
-mod mended;
+mod late_settlements;
+mod lost_or_repeated;
 mod operators;
 mod outages;
 mod outbox;
+#[path = "../common/outbox_repair.rs"]
+mod outbox_repair;
+mod reaper_index;
 mod refusals;
 mod schema;
-mod settlements;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 mod transactions;
-mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;

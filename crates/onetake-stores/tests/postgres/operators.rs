@@ -16,7 +16,7 @@ use onetake_core::{
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::claim;
+use super::lost_or_repeated::claim;
 use super::store_on;
 
 fn asked(number: u64) -> Claim {
@@ -252,7 +252,7 @@ async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
         old.as_micros()
     );
     server.sql(&database, &many);
-    let stranger = super::attacks::stranger(&url).await;
+    let stranger = super::lost_or_repeated::stranger(&url).await;
     stranger.batch_execute("BEGIN").await.unwrap();
     let lock = "SELECT FROM onetake_notes WHERE place = $1 FOR UPDATE";
     stranger.execute(lock, &[&held.place.as_bytes().as_slice()]).await.unwrap();

@@ -13,7 +13,7 @@ use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio_postgres::{Client, NoTls};
 
-use super::mended::mends_itself;
+use super::outbox_repair::mends_itself;
 use super::patient;
 
 const INSERT: &str = "INSERT INTO onetake_outbox

@@ -10,7 +10,7 @@ use onetake_sim::servers::Postgres;
 use onetake_stores::postgres::migrations;
 use onetake_stores::{Migrated, PostgresOptions, PostgresStore, Weight};
 
-use super::attacks::{claim, stranger};
+use super::lost_or_repeated::{claim, stranger};
 use super::store_on;
 
 fn memo(text: &'static str) -> Memo {

@@ -113,7 +113,7 @@ pub enum Received<E> {
 #[non_exhaustive]
 pub enum ReceiveError {
     /// The message's id cannot be a key.
-    #[error("the message's id cannot be used: {0}")]
+    #[error("the message's id cannot be used as a key")]
     Id(#[from] KeyError),
     /// The engine could not start an attempt.
     #[error(transparent)]

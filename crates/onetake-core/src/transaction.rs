@@ -98,20 +98,20 @@ pub enum FinishError<E> {
     #[error(transparent)]
     Message(#[from] MessageRefused),
     /// The recording could not be sealed. Nothing was written.
-    #[error("the recording cannot be sealed: {0}")]
+    #[error("the recording cannot be sealed")]
     Unsealed(#[source] StoreError),
     /// The connection is not inside a transaction. Without one, the outcome would be durable
     /// without its effects. Nothing was written.
     #[error("finish it in the transaction that holds its effects")]
     NoTransaction,
     /// The record cannot be read.
-    #[error("the record cannot be read: {0}")]
+    #[error("the record cannot be read")]
     Unreadable(#[source] StoreError),
     /// Commits on this connection are not durable. Nothing was written.
     #[error("commits on this connection are not durable: {0}")]
     NotDurable(&'static str),
     /// The database refused, or did not answer.
-    #[error("the transaction could not be finished: {0}")]
+    #[error("the transaction could not be finished")]
     Database(#[source] E),
 }
 

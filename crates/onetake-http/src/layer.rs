@@ -17,7 +17,7 @@ use crate::handle::Handles;
 use crate::head;
 use crate::policy::{InFlight, KeySource, Mistake, Policy, PolicyError};
 use crate::problem::{Problem, misconfigured};
-use crate::routes::Routes;
+use crate::routes::{AmbiguousRequest, Routes};
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
@@ -29,6 +29,15 @@ use crate::velocity::Counter;
 pub trait Resolve: Send + Sync + 'static {
     /// Returns the policy for this request, or `None` to let it pass through.
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>>;
+
+    /// Returns the policy for this request, or an error if two servers could read the request
+    /// differently, so that its policy is not certain. The layer refuses such a request.
+    ///
+    /// # Errors
+    /// If the request is ambiguous. The default never is.
+    fn try_resolve(&self, parts: &Parts) -> Result<Option<Arc<Policy>>, AmbiguousRequest> {
+        Ok(self.resolve(parts))
+    }
 
     /// Returns the policy for a request with this method and path, and otherwise like `parts`. It
     /// is called when a client asks for an issued key.

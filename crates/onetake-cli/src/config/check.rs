@@ -68,6 +68,7 @@ impl Checks<'_, '_> {
             // If there is no upstream at all, that was reported once for all routes.
             let own = route.policy.upstream.or_else(|| upstream.clone());
             let RouteOptions { pattern, preset, .. } = route;
+            let pattern = pattern.with_rules(settings.policy.paths);
             let is_covered = |earlier: &&RoutePattern| earlier.covers(&pattern);
             if let Some(earlier) = patterns.iter().find(is_covered) {
                 let mistake = never_reached(earlier);

@@ -22,6 +22,7 @@ mod address;
 mod check;
 mod error;
 mod explain;
+mod fall_through;
 mod form;
 mod policy;
 mod reader;
@@ -47,11 +48,13 @@ use serde_json::{Value as Json, json};
 pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
 pub use onetake_http::Preset;
-pub use onetake_http::routes::{RoutePattern, plain};
+pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
-pub use sections::{Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, UpstreamTls};
+pub use sections::{
+    Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
+};
 pub use tenant::ForwardAuth;
 
 use check::Checks;
@@ -297,6 +300,12 @@ impl Config {
             }
         }
         warnings
+    }
+
+    /// Describes the requests that no route matches, and what becomes of them.
+    #[must_use]
+    pub fn fall_through(&self) -> String {
+        fall_through::describe(self)
     }
 
     /// The TLS settings for upstreams, if any upstream uses TLS.

@@ -13,8 +13,8 @@ use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
 use onetake_http::velocity::Rate;
 use onetake_http::{
-    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown, Policy,
-    Preset, StatusRules, Tenant, Velocity,
+    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown,
+    PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
 };
 use serde_json::json;
 
@@ -37,6 +37,11 @@ table! {
     layered
     /// The options that routes and `[defaults]` share.
     pub(super) struct PolicyOptions [Clone, Debug, Default] ("[defaults]", "[defaults]") {
+        /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see [Paths](#paths).
+        path_case: Option<PathCase> = words(&PATH_CASES).at(|policy| &mut policy.paths.case),
+        /// Whether `/charges/` and `/charges` are the same path, or different ones.
+        trailing_slash: Option<TrailingSlash> = words(&TRAILING_SLASHES)
+            .at(|policy| &mut policy.paths.trailing_slash),
         /// A word that separates the keys of this route from the keys of others: up to 64 letters, digits and
         /// `- _ . : /`.
         namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
@@ -252,6 +257,10 @@ const ON_UNKNOWN: [(&str, OnUnknown); 3] =
     [("fail", OnUnknown::Fail), ("reconcile", OnUnknown::Reconcile), ("retry", OnUnknown::Retry)];
 const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
+const PATH_CASES: [(&str, PathCase); 2] =
+    [("exact", PathCase::Exact), ("ignore", PathCase::Ignore)];
+const TRAILING_SLASHES: [(&str, TrailingSlash); 2] =
+    [("ignore", TrailingSlash::Ignore), ("exact", TrailingSlash::Exact)];
 const ERRORS: [(&str, Dialect); 2] = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
 
 fn parse_namespace(text: &str) -> Result<String, ValueError> {

@@ -16,7 +16,7 @@ use super::address::{parse_nats, parse_network, parse_service, parse_store};
 use super::error::{Problems, ValueError};
 use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, table, text,
-    upstream,
+    upstream, words,
 };
 use super::policy::{PolicyOptions, RouteOptions, defaults};
 use super::reader::Value;
@@ -58,6 +58,9 @@ table! {
         upstream: Option<Uri> = upstream().optional(),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
+        /// The requests that no route matches: passed on under `[defaults]`, or refused with 404. GET, HEAD, OPTIONS
+        /// and TRACE are always passed on.
+        unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Clients then connect with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
@@ -67,6 +70,18 @@ table! {
             .else_says("the system's roots, no certificate"),
     }
 }
+
+/// The treatment of requests that no route matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmatched {
+    /// They are passed on under `[defaults]`.
+    Pass,
+    /// They are refused with 404.
+    Refuse,
+}
+
+const UNMATCHED: [(&str, Unmatched); 2] =
+    [("pass", Unmatched::Pass), ("refuse", Unmatched::Refuse)];
 
 table! {
     /// A certificate and its private key.

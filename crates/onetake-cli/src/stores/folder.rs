@@ -148,9 +148,9 @@ mod tests {
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0, "nothing was made");
         fs::write(parent.path().join("file"), "").unwrap();
         let error = diagnose(&parent.path().join("file/below"), &SystemClock).unwrap_err();
+        let error = onetake_core::ErrorChain(&error).to_string();
         assert!(
-            error.to_string().to_lowercase().contains("director")
-                || error.to_string().contains("not a folder"),
+            error.to_lowercase().contains("director") || error.contains("not a folder"),
             "{error}"
         );
     }

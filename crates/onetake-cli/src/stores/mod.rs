@@ -88,7 +88,7 @@ impl OpenStore {
 
 /// The error of a store that could not be used. It names the store, without its password.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action} the store {url}: {source}")]
+#[error("cannot {action} the store {url}")]
 pub struct StoreFailed {
     action: &'static str,
     url: String,

@@ -316,7 +316,7 @@ pub struct Attempt {
 #[non_exhaustive]
 pub enum EngineError {
     /// The store did not answer.
-    #[error("the store is not available: {0}")]
+    #[error(transparent)]
     Store(#[from] StoreError),
     /// The maximum number of operations is running.
     #[error("too many operations are running at once")]

@@ -197,6 +197,11 @@ impl Policy {
             let what = "a route has up to 8 limits, each by up to 8 values";
             found.push(Mistake::new("velocity", what, "remove some of them"));
         }
+        if !self.velocity.is_empty() && !self.key.required {
+            let what = "the route does not require a key, and a request without one is not counted: leaving out the key would get around the limit";
+            let fix = "require a key beside it: key = { required = true } in the file, .key_required() in Rust";
+            found.push(Mistake::new("velocity", what, fix));
+        }
         let statuses = &self.statuses;
         let is_error = |status: &StatusCode| (400..=599).contains(&status.as_u16());
         for status in [statuses.mismatch, statuses.in_flight, statuses.wait_timeout] {

@@ -52,7 +52,7 @@ macro_rules! codes {
 codes! {
     /// The route requires a key, and the request has none.
     IdempotencyKeyMissing = 400 "idempotency_key_missing" "Idempotency key missing",
-    /// The key is malformed, too short, too long, or was sent twice.
+    /// The key is malformed, too short or too long, or the request names several keys.
     IdempotencyKeyInvalid = 400 "idempotency_key_invalid" "Idempotency key invalid",
     /// The tenant of the request cannot be determined.
     TenantUnresolved = 401 "tenant_unresolved" "Tenant cannot be told",
@@ -104,6 +104,8 @@ codes! {
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
     /// The route's policy cannot work, or its handler does not fit it. The operation had no effect.
     Misconfigured = 500 "misconfigured" "Service misconfigured",
+    /// No route matches the request, and such requests are refused.
+    NoRoute = 404 "no_route" "No route",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }

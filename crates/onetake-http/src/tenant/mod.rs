@@ -97,6 +97,27 @@ impl Caller {
 }
 
 impl Tenant {
+    /// The tenant that authentication outside this layer has found: `of` names it from a value in
+    /// the request's extensions. A request without such a value is refused with 401.
+    ///
+    /// ```
+    /// use onetake_http::Tenant;
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    /// }
+    /// let tenant = Tenant::extension(|user: &User| user.id.to_string());
+    /// ```
+    #[must_use]
+    pub fn extension<T: Send + Sync + 'static>(
+        of: impl Fn(&T) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self::Custom(Arc::new(move |parts: &Parts| {
+            parts.extensions.get::<T>().map(|value| of(value).into_bytes())
+        }))
+    }
+
     /// Identifies the caller. It waits only for [`Tenant::Asked`], or if the key of a token has to
     /// be fetched.
     ///

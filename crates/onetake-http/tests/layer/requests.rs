@@ -250,7 +250,7 @@ async fn bad_keys_are_refused_and_nothing_is_claimed() {
     let value = http::HeaderValue::from_bytes("schlüssel-0123456789".as_bytes()).unwrap();
     non_ascii.headers_mut().insert("idempotency-key", value);
     let mut twice = request("/charges", KEY, "10");
-    twice.headers_mut().append("idempotency-key", KEY.parse().unwrap());
+    twice.headers_mut().append("idempotency-key", "another-key-1234567890".parse().unwrap());
     bad.extend([non_ascii, twice]);
     for request in bad {
         let refused = send(&router, request).await;

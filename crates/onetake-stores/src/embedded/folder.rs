@@ -69,7 +69,7 @@ pub enum OpenError {
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
     /// The operating system refused.
-    #[error("cannot {action} in the data folder {path}: {source}")]
+    #[error("cannot {action} in the data folder {path}")]
     Io {
         /// The folder.
         path: PathBuf,

@@ -26,7 +26,7 @@ pub enum WorkError<E> {
     #[error(transparent)]
     Connect(StoreError),
     /// The transaction could not be committed.
-    #[error("the transaction failed: {0}")]
+    #[error("the transaction failed")]
     Transaction(#[source] tokio_postgres::Error),
     /// The transaction could not be finished.
     #[error(transparent)]

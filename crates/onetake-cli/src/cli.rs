@@ -64,18 +64,19 @@ enum Command {
     },
     /// Print the JSON Schema of the configuration file, for editors and other tools.
     Schema,
-    /// Create or update what the store needs: tables, indexes.
+    /// Create or update the tables and indexes of the store.
     Migrate {
         #[command(flatten)]
         store: Stored,
-        /// Write the PostgreSQL schema into this folder instead, as one file for each version, for a migration tool.
+        /// Write the PostgreSQL schema to this folder instead, one file for each version, for a
+        /// migration tool.
         #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "store"])]
         write: Option<PathBuf>,
         /// The migration tool that the files of --write are named for.
         #[arg(long, value_enum, default_value_t, requires = "write")]
         naming: MigrationNaming,
     },
-    /// Look at keys and change them, over the admin API of a running gateway.
+    /// Inspect and change keys through the admin API of a running gateway.
     Keys(Keys),
     /// Deliver the messages of the outbox to NATS JetStream or to a webhook.
     Relay(relay::Arguments),
@@ -402,8 +403,8 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     let store = config.store.url.to_string();
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
         tracing::warn!(
-            "ONETAKE_ADMIN_TOKEN is set, but no token is configured: the admin API needs none. Write \
-             token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
+            "ONETAKE_ADMIN_TOKEN is set, but admin.token is not configured, so the admin API \
+             requires no token. Write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
         );
     }
     let gateway = Gateway::start(config)
@@ -422,18 +423,18 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
             return Err(Failed(format!("the store failed and must not be used any more: {}", ErrorChain(&error)), 1));
         }
     };
-    tracing::info!(signal = stop, "draining: nothing new is accepted");
+    tracing::info!(signal = stop, "draining: no new connections are accepted");
     let drained = tokio::select! {
         biased;
         drained = gateway.shutdown(patience) => drained,
         signal = stop_signal() => {
-            return Err(Failed(format!("stopped at once by a second {signal}"), 1));
+            return Err(Failed(format!("stopped immediately by a second {signal}"), 1));
         }
     };
     match drained {
         Ok(true) => tracing::info!("drained"),
         Ok(false) => tracing::warn!(
-            "drain timeout: operations that were still running have an unknown outcome now"
+            "drain timeout: operations that were still running now have an unknown outcome"
         ),
         Err(error) => {
             return Err(Failed(

@@ -147,14 +147,14 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     tokio::select! {
         () = running.as_mut() => {}
         signal = stop_signal() => {
-            tracing::info!(signal, "draining: deliveries in progress are finished");
+            tracing::info!(signal, "draining: no new deliveries are started");
             stop.cancel();
         }
     }
     tokio::select! {
         () = running => {}
         signal = stop_signal() => {
-            return Err(Failed(format!("stopped at once by a second {signal}"), 1));
+            return Err(Failed(format!("stopped immediately by a second {signal}"), 1));
         }
     }
     tracing::info!("drained");
@@ -181,7 +181,7 @@ async fn sink(
         }
         #[cfg(not(feature = "nats"))]
         SinkConfig::Nats { url, .. } => {
-            let what = "this build was made without NATS; build it with the feature `nats`";
+            let what = "this build does not support NATS; build onetake with the feature `nats`";
             Err(Failed(format!("relay.sink {url}: {what}"), 2))
         }
         SinkConfig::Webhook { url, secrets } => {

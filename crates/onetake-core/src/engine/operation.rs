@@ -342,6 +342,6 @@ impl EngineError {
 
     /// Returns the error of a store that did not answer in time.
     pub(super) fn no_answer() -> Self {
-        StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()
+        StoreError::new(StoreErrorKind::Unavailable, "the store did not respond in time").into()
     }
 }

@@ -60,7 +60,7 @@ pub(crate) struct Recorder {
 #[non_exhaustive]
 pub enum NotRecorded {
     /// The body of the response ended early.
-    #[error("the body of the response broke off")]
+    #[error("the response body ended early")]
     Broken(#[source] BoxError),
     /// A message is too large or malformed, or there are too many of them.
     #[error(transparent)]

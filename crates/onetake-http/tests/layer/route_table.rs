@@ -34,25 +34,25 @@ fn each_mistake_is_refused_with_its_fix() {
         (json(), "keys from the body can be guessed"),
         (new().key_from(KeySource::json("id")), "does not start with"),
         (new().key_from(KeySource::derive::<&str>([])).tenant("public"), "1 to 16 members"),
-        (json().tenant("public").key_format(KeyFormat::Uuid), "for keys from the header"),
-        (new().key_min_length(0), "1 to 255 characters"),
+        (json().tenant("public").key_format(KeyFormat::Uuid), "only to keys from the header"),
+        (new().key_min_length(0), "must be from 1 to 255"),
         (new().release(["6xx"]), "release \"6xx\": not a status"),
-        (new().release(["5xx"]).record(["5xx"]), "another list has it too"),
+        (new().release(["5xx"]).record(["5xx"]), "the status is also in another list"),
         (new().tenant("x-account"), "Tenant::header"),
-        (new().tenant(Tenant::header("x account")), "not the name of a header"),
+        (new().tenant(Tenant::header("x account")), "not a header name"),
         (new().fingerprint("xml"), "\"bytes\" or \"json\""),
         (new().fingerprint(FingerprintMode::json_only::<&str>([])), "any two bodies"),
-        (new().fingerprint_headers(["date"]), "changes from one attempt"),
+        (new().fingerprint_headers(["date"]), "changes with each attempt"),
         (new().key_required().velocity(["card"], "5/min"), "json:"),
         (new().key_required().velocity(["tenant"], "5/year"), "the unit"),
         (new().velocity(["tenant"], "5/min"), "leaving out the key would get around the limit"),
         (new().namespace("two words"), "not a namespace"),
-        (new().ttl(Duration::ZERO), "ttl: it is zero"),
+        (new().ttl(Duration::ZERO), "ttl: the duration is zero"),
         (
             new().on_unknown(OnUnknown::Reconcile).ttl(Duration::from_secs(60)),
-            "nobody would be asked in time",
+            "expire before its outcome can be reconciled",
         ),
-        (new().methods(["PUT"]), "the pattern of the route names its methods"),
+        (new().methods(["PUT"]), "the pattern of the route already has its methods"),
     ] {
         let error = refused(policy);
         assert!(error.contains(said), "{error}\n\ndoes not say: {said}");
@@ -71,7 +71,9 @@ fn all_mistakes_are_told_at_once() {
     let routes: Vec<_> = error.mistakes().iter().map(|mistake| &*mistake.route).collect();
     assert_eq!(routes, ["POST /a/{id}", "PSOT /b", "POST /a/1", "fallback"]);
     let text = error.to_string();
-    for said in ["4 mistakes", "did you mean `POST`?", "never reached", "GET is never keyed"] {
+    for said in
+        ["4 errors", "did you mean `POST`?", "never reached", "GET requests are never keyed"]
+    {
         assert!(text.contains(said), "{text}");
     }
 }

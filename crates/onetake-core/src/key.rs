@@ -20,7 +20,7 @@ pub const KEY_LENGTH_MIN_DEFAULT: usize = 16;
 pub enum KeyError {
     /// The key has fewer characters than the route requires.
     #[error(
-        "the key has {length} characters; at least {min} are required, so that nobody can guess it (a UUID has 36)"
+        "the key has {length} characters; at least {min} are required, so that it cannot be guessed (a UUID has 36)"
     )]
     TooShort {
         /// Characters received.
@@ -35,7 +35,7 @@ pub enum KeyError {
         length: usize,
     },
     /// The key contains a character that is not visible ASCII.
-    #[error("the key holds a character that is not visible ASCII, at position {position}")]
+    #[error("the key has a character that is not visible ASCII at position {position}")]
     NotVisibleAscii {
         /// The position of the character, counted from one.
         position: usize,
@@ -173,7 +173,7 @@ fn unquote(value: &[u8]) -> Result<(String, usize), KeyError> {
                 Some((_, escaped @ (b'"' | b'\\'))) => text.push(char::from(*escaped)),
                 _ => {
                     return Err(KeyError::BadQuotes {
-                        what: "a backslash may stand only before a quote or a backslash",
+                        what: "a backslash is only allowed before a quote or a backslash",
                     });
                 }
             },

@@ -28,12 +28,12 @@ pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Probl
     match (one(&IDEMPOTENCY_KEY)?, one(&X_IDEMPOTENCY_KEY)?) {
         (Some(key), Some(alias)) if key != alias => Err(Problem::new(
             Code::IdempotencyKeyInvalid,
-            "Idempotency-Key and X-Idempotency-Key name different keys; send one of them, or the same key in both.",
+            "Idempotency-Key and X-Idempotency-Key have different keys. Send one of them, or the same key in both.",
         )),
         (Some(key), _) | (None, Some(key)) => Ok(Some(key)),
         (None, None) if policy.required => Err(Problem::new(
             Code::IdempotencyKeyMissing,
-            "This request needs an Idempotency-Key header: one key per operation (a UUID, made when the user acts), and the same key on each retry.",
+            "This request requires an Idempotency-Key header. Send one key per operation (a UUID, created when the user acts), and the same key on each retry.",
         )),
         (None, None) => Ok(None),
     }
@@ -74,7 +74,7 @@ fn single(
     let invalid = |error: KeyError| {
         Problem::new(
             Code::IdempotencyKeyInvalid,
-            format!("The header {name} is no valid key: {error}."),
+            format!("The header {name} is not a valid key: {error}."),
         )
     };
     let mut found: Option<Key> = None;
@@ -94,7 +94,7 @@ fn single(
         KeyFormat::Uuid => uuid(&key).map(Some).ok_or_else(|| {
             Problem::new(
                 Code::IdempotencyKeyInvalid,
-                format!("The header {name} is no UUID, such as 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90, which this route asks for."),
+                format!("The header {name} is not a UUID. This route requires a UUID, such as 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90."),
             )
         }),
     }
@@ -150,7 +150,7 @@ fn one(value: &Value, pointer: &Pointer) -> Result<Key, Problem> {
         Problem::new(
             Code::IdempotencyKeyInvalid,
             format!(
-                "What the body has at {} names no operation: it must be a string of 1 to 255 bytes, or an integer.",
+                "The value at {} in the body is the key of this request. It must be a string of 1 to 255 bytes, or an integer.",
                 pointer.as_str()
             ),
         )
@@ -166,7 +166,7 @@ fn derived(pointers: &[Pointer], values: &[&Value]) -> Result<Key, Problem> {
             return Err(Problem::new(
                 Code::IdempotencyKeyInvalid,
                 format!(
-                    "What the body has at {} names no operation: it must be a string, a number or a boolean.",
+                    "The value at {} in the body is part of the key of this request. It must be a string, a number or a boolean.",
                     pointer.as_str()
                 ),
             ));
@@ -184,7 +184,7 @@ fn missing(pointer: &Pointer) -> Problem {
     Problem::new(
         Code::IdempotencyKeyMissing,
         format!(
-            "This request is named by what its body has at {}, and there is nothing. Send the same there on each retry.",
+            "The key of this request is the value at {} in its body, and that value is missing. Send it, and the same value on each retry.",
             pointer.as_str()
         ),
     )

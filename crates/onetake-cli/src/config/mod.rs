@@ -194,8 +194,8 @@ pub fn schema() -> Json {
     let about = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "onetake",
-        "description": "The configuration file of the gateway. `onetake check` knows more than \
-                        this schema, and has the last word.",
+        "description": "The configuration file of onetake. `onetake check` also checks rules that \
+                        this schema cannot express.",
         "$defs": shared.collect::<serde_json::Map<_, _>>(),
     });
     table::extend(&mut schema, about);
@@ -277,7 +277,7 @@ impl Config {
         let mut warnings = self.notes.clone();
         let is_used = self.has_https_upstream() || self.has_https_relay;
         if self.gateway.upstream_tls != UpstreamTls::default() && !is_used {
-            let what = "gateway.upstream_tls is without effect: no upstream, forward_auth, reconcile or relay.sink is https://";
+            let what = "gateway.upstream_tls has no effect: no upstream, forward_auth, reconcile or relay.sink is https://";
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
@@ -295,7 +295,7 @@ impl Config {
             }
             if matches!(self.store.url, StoreUrl::Redis(_)) {
                 warnings.push(format!(
-                    "{name} is kept in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again"
+                    "{name} is stored in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again"
                 ));
             }
         }

@@ -371,8 +371,8 @@ fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
     ];
     for (name, owner, belongs) in foreign {
         if let Some(field) = value.field(name).filter(|_| !belongs) {
-            let what = format!("it is for keys with from = \"{owner}\"");
-            let fix = format!("write from = \"{owner}\", or leave it out");
+            let what = format!("applies only to keys with from = \"{owner}\"");
+            let fix = format!("write from = \"{owner}\", or remove it");
             return field.refuse(ValueError::new(what, fix), problems);
         }
     }
@@ -428,9 +428,9 @@ impl Fingerprint {
 }
 
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
-    let what = "it changes from one attempt to the next, so that every retry would be refused";
+    let what = "the header changes with each attempt, so every retry would be refused";
     match CHANGING_HEADERS.contains(&name.as_str()) {
-        true => value.refuse(ValueError::new(what, "leave it out"), problems),
+        true => value.refuse(ValueError::new(what, "remove it"), problems),
         false => Some(name),
     }
 }
@@ -454,10 +454,12 @@ fn fingerprint(
             return value.field("include")?.refuse(fault, problems);
         }
         (false, ..) => {
-            let fix = "write mode = \"json\", or leave the pointers out";
+            let fix = "write mode = \"json\", or remove the pointers";
             let pointers = value.field("exclude").or_else(|| value.field("include"))?;
-            return pointers
-                .refuse(ValueError::new("mode \"bytes\" compares every byte", fix), problems);
+            return pointers.refuse(
+                ValueError::new("without effect: mode \"bytes\" compares every byte", fix),
+                problems,
+            );
         }
     };
     Some(Fingerprint { mode: Some(mode), headers })

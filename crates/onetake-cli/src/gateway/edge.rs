@@ -124,7 +124,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     transfer_encoding(parts)?;
     cookies(&mut parts.headers);
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
-        return Err(refused("Only requests for a path are forwarded."));
+        return Err(refused("The target of the request is not a path."));
     }
     if has_dot_segment(parts.uri.path()) {
         return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
@@ -201,7 +201,7 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
             || plans.tenant_headers.contains(&name)
         {
             return Err(refused(
-                "The Connection header names a header that is not the connection's.",
+                "The Connection header names an end-to-end header, such as Host or Authorization.",
             ));
         }
         headers.remove(name);
@@ -230,12 +230,14 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let first = hosts.next().cloned();
     if hosts.next().is_some() {
-        return Err(refused("The request has two Host headers."));
+        return Err(refused("The request has more than one Host header."));
     }
     let in_uri = parts.uri.authority().map(|authority| authority.as_str().to_owned());
     let host = match (first, in_uri) {
         (Some(host), Some(uri)) if !host.as_bytes().eq_ignore_ascii_case(uri.as_bytes()) => {
-            return Err(refused("The Host header and the request's target name different hosts."));
+            return Err(refused(
+                "The Host header and the target of the request name different hosts.",
+            ));
         }
         (Some(host), _) => host,
         (None, Some(uri)) => {
@@ -260,7 +262,7 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     };
     let chunked = value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
     if values.next().is_some() || !chunked || parts.version != Version::HTTP_11 {
-        return Err(refused("The request has a Transfer-Encoding other than chunked."));
+        return Err(refused("The Transfer-Encoding must be chunked, and only in HTTP/1.1."));
     }
     Ok(())
 }

@@ -283,7 +283,7 @@ impl Policy {
             if self.listed.0.iter().any(|entry| other(&entry)) {
                 let error = TextError::new(
                     &pattern.to_string(),
-                    "another list has it too",
+                    "the status is also in another list",
                     "keep it in one of `record`, `release` and `mark_unknown`",
                 );
                 self.mistakes.push(Mistake::of_text(list, error));

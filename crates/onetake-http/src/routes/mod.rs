@@ -107,8 +107,8 @@ impl Routes {
                 }
             };
             if policy.methods.is_some() {
-                let fix = "leave `methods` out, and write the methods into the pattern";
-                let what = "the pattern of the route names its methods";
+                let fix = "remove `methods`, and write the methods in the pattern";
+                let what = "the pattern of the route already has its methods";
                 mistakes.push(Mistake::new("methods", what, fix).of_route(&text));
             }
             if let Some((earlier, _)) = routes.iter().find(|(other, _)| other.covers(&pattern)) {
@@ -132,8 +132,9 @@ impl Routes {
 /// requests.
 #[must_use]
 pub fn never_reached(earlier: &RoutePattern) -> Mistake {
-    let what =
-        format!("it is never reached: the earlier route `{earlier}` matches all of its requests");
+    let what = format!(
+        "the route is never reached: the earlier route `{earlier}` matches all of its requests"
+    );
     Mistake::new("match", what, "move it before that route, or remove it")
 }
 

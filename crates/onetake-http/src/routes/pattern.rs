@@ -68,10 +68,10 @@ impl Methods {
             return Ok(method.clone());
         }
         if NEVER_KEYED.contains(&word) {
-            let what = format!("{word} is never keyed: such requests pass through untouched");
+            let what = format!("{word} requests are never keyed: they pass through unchanged");
             return Err(RoutePatternError::new(
                 what,
-                "leave it out; POST, PUT, PATCH and DELETE can be keyed",
+                "remove it; only POST, PUT, PATCH and DELETE can be keyed",
             ));
         }
         let what = match word {
@@ -225,10 +225,10 @@ impl PathPattern {
     fn parse(text: &str) -> Result<Self, RoutePatternError> {
         let strange = text.chars().find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
         if let Some(c) = strange {
-            let what = format!("`{}` cannot stand in a path", c.escape_debug());
+            let what = format!("`{}` is not allowed in a path", c.escape_debug());
             return Err(RoutePatternError::new(
                 what,
-                "write the path as it is sent: percent-encoded, no query",
+                "write the path as clients send it: percent-encoded, without a query",
             ));
         }
         let inner = text.strip_prefix('/').unwrap_or(text);
@@ -236,7 +236,7 @@ impl PathPattern {
         let mut rest = false;
         for segment in inner.split('/').filter(|segment| !segment.is_empty()) {
             if rest {
-                let what = "`{*…}` stands for all the rest and must be the last segment";
+                let what = "`{*…}` matches the rest of the path and must be the last segment";
                 return Err(RoutePatternError::new(what, EXAMPLE));
             }
             match parse_segment(segment)? {
@@ -302,15 +302,16 @@ impl fmt::Display for RoutePattern {
 
 fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
     let Some(slash) = text.find('/') else {
-        return Err(RoutePatternError::new("no path: it starts with `/`", EXAMPLE));
+        return Err(RoutePatternError::new("the path is missing; a path starts with `/`", EXAMPLE));
     };
     let (methods, path) = text.split_at_checked(slash).unwrap_or((text, ""));
     let trimmed = methods.trim();
     if trimmed.is_empty() {
-        return Err(RoutePatternError::new("no method before the path", EXAMPLE));
+        return Err(RoutePatternError::new("the method before the path is missing", EXAMPLE));
     }
     if trimmed.len() == methods.trim_start().len() {
-        let what = "methods and path are not apart, or the path does not start with `/`";
+        let what =
+            "there is no space between methods and path, or the path does not start with `/`";
         return Err(RoutePatternError::new(what, EXAMPLE));
     }
     let (methods, path) = (Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?);
@@ -328,14 +329,14 @@ fn never_sent(refused: AmbiguousRequest) -> RoutePatternError {
 /// Parses a segment. Returns `None` for `{*rest}`.
 fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
     if text.contains("{{") || text.contains("}}") {
-        let what = "braces in a path, `{{` and `}}`, are not supported";
+        let what = "escaped braces, `{{` and `}}`, are not supported";
         return Err(RoutePatternError::new(what, "match the segment with `{name}` instead"));
     }
     if text.starts_with(':') || text.starts_with('*') {
-        let what = "a segment that starts with `:` or `*` is another syntax";
+        let what = "a segment must not start with `:` or `*`";
         return Err(RoutePatternError::new(
             what,
-            "write `{name}` for one segment, `{*rest}` for all the rest",
+            "write `{name}` for one segment, `{*rest}` for the rest of the path",
         ));
     }
     if !text.contains(['{', '}']) {
@@ -346,8 +347,8 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
         return Ok(Some(Segment::Literal(literal)));
     }
     let bad = || {
-        let fix = "write `{name}` or `{*rest}` between two slashes, with nothing beside it";
-        RoutePatternError::new(format!("`{text}` is not a segment of a pattern"), fix)
+        let fix = "a placeholder must be a whole segment: write `{name}` or `{*rest}` between two slashes";
+        RoutePatternError::new(format!("`{text}` is not a valid segment"), fix)
     };
     let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')).ok_or_else(bad)?;
     let (name, rest) = match inner.strip_prefix('*') {
@@ -475,29 +476,29 @@ mod tests {
     #[test]
     fn what_is_no_match_is_refused() {
         for (text, hint) in [
-            ("", "no path"),
-            ("POST", "no path"),
-            ("/v1", "no method"),
-            ("POST/v1", "not apart"),
+            ("", "path is missing"),
+            ("POST", "path is missing"),
+            ("/v1", "method before the path is missing"),
+            ("POST/v1", "no space between"),
             ("POST v1/charges", "does not start with `/`"),
-            ("GET /v1", "GET is never keyed"),
-            ("POST,HEAD /v1", "HEAD is never keyed"),
+            ("GET /v1", "GET requests are never keyed"),
+            ("POST,HEAD /v1", "HEAD requests are never keyed"),
             ("post /v1", "did you mean `POST`?"),
             ("PSOT /v1", "did you mean `POST`?"),
             ("BREW /v1", "not a method"),
             ("POST, /v1", "a method is missing"),
             ("*,POST /v1", "not a method"),
             ("POST /{{id}}", "not supported"),
-            ("POST /:id", "another syntax"),
-            ("POST /*", "another syntax"),
-            ("POST /{}", "not a segment"),
-            ("POST /{*}", "not a segment"),
-            ("POST /{id", "not a segment"),
-            ("POST /a{id}", "not a segment"),
+            ("POST /:id", "must not start with"),
+            ("POST /*", "must not start with"),
+            ("POST /{}", "not a valid segment"),
+            ("POST /{*}", "not a valid segment"),
+            ("POST /{id", "not a valid segment"),
+            ("POST /a{id}", "not a valid segment"),
             ("POST /{*rest}/a", "must be the last"),
-            ("POST /a?b=c", "`?` cannot stand"),
-            ("POST /ä", "`ä` cannot stand"),
-            ("POST /a b", "` ` cannot stand"),
+            ("POST /a?b=c", "`?` is not allowed"),
+            ("POST /ä", "`ä` is not allowed"),
+            ("POST /a b", "` ` is not allowed"),
             ("POST /a%2Fb", "an encoded slash"),
             ("POST /a%0a", "a control character"),
             ("POST /a/../b", "nothing but dots"),

@@ -102,7 +102,7 @@ async fn what_was_running_is_answered_as_its_route_says() {
     assert!(metrics.contains("\nonetake_unknown_total 2\n"), "both are counted: {metrics}");
     let answer = gateway.client.post("/any/gate").key(fail).send().await.unwrap();
     assert_eq!((answer.status(), answer.code().as_str()), (500, "previous_attempt_failed"));
-    assert!(answer.text().contains("the process that ran it ended in the middle"));
+    assert!(answer.text().contains("its process ended before the outcome was saved"));
     let other = gateway.client.post("/any/gate").key(fail).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
     let answer = gateway.client.post("/retry/gate").key(retry).send().await.unwrap();

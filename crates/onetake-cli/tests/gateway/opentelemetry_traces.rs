@@ -92,7 +92,7 @@ async fn a_request_is_part_of_the_trace_that_it_comes_with() {
     for child in ["claim", "upstream", "settle"] {
         assert_eq!(named(&spans, child).parent_span_id, request.span_id, "{child}");
     }
-    assert_eq!(field(named(&spans, "settle"), "onetake.verb"), "complete");
+    assert_eq!(field(named(&spans, "settle"), "onetake.transition"), "complete");
     let upstream = named(&spans, "upstream");
     assert_eq!(upstream.kind, SpanKind::Client as i32);
     assert_eq!(field(upstream, "http.response.status_code"), "200");
@@ -161,7 +161,7 @@ async fn what_became_of_a_request_is_in_its_span() {
         assert_eq!(is_error, answer.status() >= 500, "{id}");
     }
     assert_eq!(collector.resource("service.name"), "payments-edge");
-    assert!(spans.iter().any(|span| field(span, "onetake.verb") == "unknown"));
+    assert!(spans.iter().any(|span| field(span, "onetake.transition") == "unknown"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

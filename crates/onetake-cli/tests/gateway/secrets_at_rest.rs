@@ -81,6 +81,6 @@ async fn keys_are_rotated_and_one_that_goes_too_early_is_missed() {
     assert!(code == 0 && said.contains("recordings that need the key `k2`: 1"), "{said}");
     let (code, said) = doctor(&["k2"]);
     let missing =
-        "broken     recordings that need the key `k1`: 1; it is not in [secrets] encryption";
+        "broken     recordings that need the key `k1`: 1; the key is not in [secrets] encryption";
     assert!(code == 1 && said.contains(missing), "{said}");
 }

@@ -55,7 +55,7 @@ impl World {
         self.upstream.open("gate");
         until("the outcome is in hand", async || {
             let logs = gateway.logs.lock().unwrap();
-            logs.contains("an outcome could not be made durable yet")
+            logs.contains("an outcome could not be saved yet")
         })
         .await;
         assert!(gateway.terminate().await.success());
@@ -144,5 +144,8 @@ async fn what_was_settled_meanwhile_stands() {
         .unwrap();
     assert_eq!((retry.status(), &*retry.code()), (500, "previous_attempt_failed"));
     let logs = gateway.logs.lock().unwrap();
-    assert!(logs.contains("the key was settled otherwise meanwhile"), "the difference is logged");
+    assert!(
+        logs.contains("the key has another outcome, or was forgotten"),
+        "the difference is logged"
+    );
 }

@@ -208,7 +208,7 @@ fn issued(ttl: Duration) -> Policy {
 }
 
 fn one_an_hour() -> Policy {
-    Policy::new().tenant(Tenant::Credential).velocity([By::Tenant], "1/h")
+    Policy::new().tenant(Tenant::Credential).key_required().velocity([By::Tenant], "1/h")
 }
 
 async fn settled() {

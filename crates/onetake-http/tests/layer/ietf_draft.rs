@@ -132,10 +132,13 @@ async fn the_value_is_a_structured_field_string() {
     assert!(server.post("/payments/new", &format!("  \"{KEY}\" "), "a").await.is_replay());
     // The usual form of the header, without quotes, names the same operation.
     assert!(server.post("/payments/new", KEY, "a").await.is_replay());
+    // So does a header that a proxy repeated and joined.
+    let joined = format!("\"{KEY}\", \"{KEY}\"");
+    assert!(server.post("/payments/new", &joined, "a").await.is_replay());
     for broken in [
         format!("\"{KEY}"),
         format!("\"{KEY}\" \"{KEY}\""),
-        format!("\"{KEY}\", \"{KEY}\""),
+        format!("\"{KEY}\", \"{KEY}2\""),
         format!("\"{KEY}\\x\""),
         "\"\"".to_owned(),
     ] {
@@ -238,8 +241,8 @@ async fn another_payload_is_422_with_a_link_to_the_documentation() {
 #[tokio::test]
 async fn the_key_is_validated_before_anything_runs() {
     let server = Server::new();
-    let long = "x".repeat(256);
-    for keys in [&["short"][..], &[""], &[&long], &["no spaces in a key"], &[KEY, KEY]] {
+    let (long, other) = ("x".repeat(256), "another-key-1234567890");
+    for keys in [&["short"][..], &[""], &[&long], &["no spaces in a key"], &[KEY, other]] {
         let refused = server.send(request("/payments/new", "alice", keys, "a")).await;
         assert_eq!(refused.status, 400, "{keys:?}");
         assert_eq!(refused.problem(), "idempotency_key_invalid", "{keys:?}");

@@ -54,14 +54,14 @@ async fn who_comes_late_is_told_that_it_failed() {
     slow.runs.acquire().await.unwrap().forget();
     let id = store.page(None, 10).await.unwrap().ids.remove(0);
     let attempt = store.load(vec![id]).await.remove(0).unwrap().unwrap().attempt;
-    let failure = Failure { code: "lost".to_owned(), detail: "nobody could tell".to_owned() };
+    let failure = Failure { code: "lost".to_owned(), detail: "lost for a test".to_owned() };
     for transition in [Transition::Unknown(Cause::LeaseEnded), Transition::Fail(failure)] {
         store.settle(vec![Settlement { id, attempt, transition }]).await.remove(0).unwrap();
     }
     slow.gate.add_permits(1);
     let answered = late.await.unwrap();
     assert_eq!((answered.status, &*answered.code()), (500, "previous_attempt_failed"));
-    assert!(String::from_utf8_lossy(&answered.body).contains("nobody could tell"));
+    assert!(String::from_utf8_lossy(&answered.body).contains("lost for a test"));
 }
 
 /// S9: the outcome of another payload is never replayed, in any state. This includes a late attempt

@@ -13,8 +13,8 @@ use tower::ServiceExt;
 
 use onetake_core::{Clock, MemoryStore, OnUnknown, SystemClock};
 use onetake_http::{
-    FingerprintMode, InFlight, KeyFormat, KeySource, OnetakeLayer, Policy, PolicyError, Preset,
-    Routes, Secrets, Tenant,
+    FingerprintMode, InFlight, KeyFormat, KeySource, OnetakeLayer, PathCase, Policy, PolicyError,
+    Preset, Routes, Secrets, Tenant, TrailingSlash,
 };
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
@@ -34,24 +34,25 @@ fn each_mistake_is_refused_with_its_fix() {
         (json(), "keys from the body can be guessed"),
         (new().key_from(KeySource::json("id")), "does not start with"),
         (new().key_from(KeySource::derive::<&str>([])).tenant("public"), "1 to 16 members"),
-        (json().tenant("public").key_format(KeyFormat::Uuid), "for keys from the header"),
-        (new().key_min_length(0), "1 to 255 characters"),
+        (json().tenant("public").key_format(KeyFormat::Uuid), "only to keys from the header"),
+        (new().key_min_length(0), "must be from 1 to 255"),
         (new().release(["6xx"]), "release \"6xx\": not a status"),
-        (new().release(["5xx"]).record(["5xx"]), "another list has it too"),
+        (new().release(["5xx"]).record(["5xx"]), "the status is also in another list"),
         (new().tenant("x-account"), "Tenant::header"),
-        (new().tenant(Tenant::header("x account")), "not the name of a header"),
+        (new().tenant(Tenant::header("x account")), "not a header name"),
         (new().fingerprint("xml"), "\"bytes\" or \"json\""),
         (new().fingerprint(FingerprintMode::json_only::<&str>([])), "any two bodies"),
-        (new().fingerprint_headers(["date"]), "changes from one attempt"),
-        (new().velocity(["card"], "5/min"), "json:"),
-        (new().velocity(["tenant"], "5/year"), "the unit"),
+        (new().fingerprint_headers(["date"]), "changes with each attempt"),
+        (new().key_required().velocity(["card"], "5/min"), "json:"),
+        (new().key_required().velocity(["tenant"], "5/year"), "the unit"),
+        (new().velocity(["tenant"], "5/min"), "leaving out the key would get around the limit"),
         (new().namespace("two words"), "not a namespace"),
-        (new().ttl(Duration::ZERO), "ttl: it is zero"),
+        (new().ttl(Duration::ZERO), "ttl: the duration is zero"),
         (
             new().on_unknown(OnUnknown::Reconcile).ttl(Duration::from_secs(60)),
-            "nobody would be asked in time",
+            "expire before its outcome can be reconciled",
         ),
-        (new().methods(["PUT"]), "the pattern of the route names its methods"),
+        (new().methods(["PUT"]), "the pattern of the route already has its methods"),
     ] {
         let error = refused(policy);
         assert!(error.contains(said), "{error}\n\ndoes not say: {said}");
@@ -70,7 +71,9 @@ fn all_mistakes_are_told_at_once() {
     let routes: Vec<_> = error.mistakes().iter().map(|mistake| &*mistake.route).collect();
     assert_eq!(routes, ["POST /a/{id}", "PSOT /b", "POST /a/1", "fallback"]);
     let text = error.to_string();
-    for said in ["4 mistakes", "did you mean `POST`?", "never reached", "GET is never keyed"] {
+    for said in
+        ["4 errors", "did you mean `POST`?", "never reached", "GET requests are never keyed"]
+    {
         assert!(text.contains(said), "{text}");
     }
 }
@@ -147,6 +150,48 @@ async fn a_request_has_the_policy_of_its_route() {
         (Method::POST, "/other", &[("idempotency-key", "short")], 400),
     ] {
         assert_eq!(status(&app, method, path, headers).await, expected, "{path} {headers:?}");
+    }
+}
+
+/// The status and the code of the answer to a request without a key, for each spelling.
+#[tokio::test]
+async fn no_spelling_gets_around_a_route_that_requires_a_key() {
+    let ignoring_case = Policy::new().key_required().path_case(PathCase::Ignore);
+    let exact_slash = Policy::new().key_required().trailing_slash(TrailingSlash::Exact);
+    let routes = Routes::new()
+        .route("POST /payments", Policy::new().key_required())
+        .route("POST /express", ignoring_case)
+        .route("POST /strict", exact_slash)
+        .pass_others();
+    let layer = OnetakeLayer::builder(MemoryStore::new()).routes(routes).build().unwrap();
+    let app = Router::new().fallback(|| async { "done" }).layer(layer);
+    let (missing, refused) = ((400, "idempotency_key_missing"), (400, "request_refused"));
+    let passed = (200, "");
+    for (method, path, expected) in [
+        ("POST", "/payments", missing),
+        ("POST", "//payments", missing),
+        ("POST", "/payments/", missing),
+        ("POST", "/%70ayments", missing),
+        ("POST", "/%2fpayments", refused),
+        ("POST", "/a%2fpayments", refused),
+        ("POST", "/payments%0a", refused),
+        ("POST", "/payments%5c", refused),
+        ("POST", "/x/../payments", refused),
+        ("POST", "/payments;a=b", refused),
+        ("post", "/payments", refused),
+        ("POST", "/Payments", passed),
+        ("POST", "/EXPRESS", missing),
+        ("POST", "/strict", missing),
+        ("POST", "/strict/", passed),
+        ("GET", "/a%2fpayments", passed),
+    ] {
+        let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        let status = response.status().as_u16();
+        let body = axum::body::to_bytes(response.into_body(), 10_000).await.unwrap();
+        let code = serde_json::from_slice::<serde_json::Value>(&body).unwrap_or_default();
+        let code = code["code"].as_str().unwrap_or_default();
+        assert_eq!((status, code), expected, "{method} {path}");
     }
 }
 

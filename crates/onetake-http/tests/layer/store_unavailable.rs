@@ -376,7 +376,7 @@ async fn a_key_that_the_store_refuses_is_refused_alone_and_never_bypassed() {
         assert_eq!(refused.problem(), (503, "idempotency_store_unavailable".to_owned()));
         assert!(refused.headers.contains_key("retry-after"));
         let detail = String::from_utf8_lossy(&refused.body).into_owned();
-        assert!(detail.contains("cannot serve this one"), "{detail}");
+        assert!(detail.contains("cannot read the record of this key"), "{detail}");
     }
     let other = send(&router, request("/charges", "another-key-0123456789", "10")).await;
     assert_eq!(other.status, 201, "one poisoned record fails nobody else (S21)");

@@ -12,7 +12,8 @@ use axum::routing::post;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response, StatusCode};
 use onetake_core::{
-    Engine, Found, Inquiry, MemoryStore, OnRetry, OnUnknown, Reconcile, ReconcileOptions, Record,
+    Engine, Inquiry, MemoryStore, OnRetry, OnUnknown, Reconcile, ReconcileAnswer, ReconcileOptions,
+    Record,
 };
 use onetake_http::recording::record_response;
 use onetake_http::{InFlight, MemoField, MemoValues, OnetakeLayer, Policy, Tenant};
@@ -26,12 +27,12 @@ impl Reconcile for Desk {
         Some(Inquiry { after: Duration::ZERO, ..Inquiry::default() })
     }
 
-    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found> {
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, ReconcileAnswer> {
         self.0.lock().unwrap().push(MemoValues::of(&record.origin.memo));
         Box::pin(async {
             let mut found = Response::new(Body::from("found"));
             *found.status_mut() = StatusCode::CREATED;
-            Found::Completed(record_response(found, 100).await.unwrap())
+            ReconcileAnswer::Completed(record_response(found, 100).await.unwrap())
         })
     }
 }

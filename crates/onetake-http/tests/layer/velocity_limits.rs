@@ -21,7 +21,7 @@ use onetake_core::{
     SystemRng,
 };
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::velocity::{Decision, Rate, SharedVelocity};
+use onetake_http::velocity::{Rate, SharedVelocity, VelocityDecision};
 use onetake_http::{
     By, Dialect, FingerprintMode, InFlight, OnStoreDown, OnetakeLayer, Policy, Tenant,
 };
@@ -122,6 +122,7 @@ fn card() -> By {
 fn per_card() -> Policy {
     Policy::new()
         .tenant(account())
+        .key_required()
         .velocity([card()], Rate::new(2.try_into().unwrap(), TEN_MINUTES).unwrap())
 }
 
@@ -261,7 +262,8 @@ async fn one_fresh_key_counts_once_however_many_come() {
 async fn one_fresh_key_counts_once_on_many_threads() {
     let api = Api::new();
     let wait = InFlight::Wait(Duration::from_secs(30));
-    let policy = Policy::new().tenant(account()).in_flight(wait).velocity([card()], rate("40/d"));
+    let policy = Policy::new().tenant(account()).in_flight(wait).key_required();
+    let policy = policy.velocity([card()], rate("40/d"));
     let router = api.router(policy);
     for number in 0..40 {
         let requests = (0..20).map(|_| {
@@ -396,15 +398,19 @@ impl Place {
 }
 
 impl SharedVelocity for Place {
-    fn take(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<Decision, StoreError>> {
+    fn take(
+        &self,
+        key: [u8; 32],
+        rate: Rate,
+    ) -> BoxFuture<'_, Result<VelocityDecision, StoreError>> {
         self.answer(|| {
             let mut counts = self.counts.lock().unwrap();
             let count = counts.entry(key).or_default();
             if *count == rate.count().get() {
-                return Decision::Refused { retry_after: Duration::from_millis(1_500) };
+                return VelocityDecision::Refused { retry_after: Duration::from_millis(1_500) };
             }
             *count += 1;
-            Decision::Allowed
+            VelocityDecision::Allowed
         })
     }
 

@@ -472,9 +472,9 @@ async fn a_table_of_another_shape_is_refused_by_all() {
     let server = Dynamo::start().await;
     let options = DynamoOptions::default;
     for (table, key, kind, why) in [
-        ("songs", "pk", ScalarAttributeType::S, "its key is pk (S) instead of id (B)"),
-        ("texts", "id", ScalarAttributeType::S, "its key is id (S) instead of id (B)"),
-        ("plain", "id", ScalarAttributeType::B, "it has no index `running`"),
+        ("songs", "pk", ScalarAttributeType::S, "the key is pk (S) instead of id (B)"),
+        ("texts", "id", ScalarAttributeType::S, "the key is id (S) instead of id (B)"),
+        ("plain", "id", ScalarAttributeType::B, "the index `running` is missing"),
     ] {
         foreign(&server, table, key, kind).await;
         let url = server.url_at(server.address(), table);

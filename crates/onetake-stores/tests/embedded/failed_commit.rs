@@ -26,7 +26,10 @@ struct FailingSync {
 
 impl FailingSync {
     fn poison() -> StoreError {
-        StoreError::new(StoreErrorKind::Corrupt, "the store's folder failed: fsync: EIO")
+        StoreError::new(
+            StoreErrorKind::Corrupt,
+            "reading or writing the data folder failed: fsync: EIO",
+        )
     }
 }
 

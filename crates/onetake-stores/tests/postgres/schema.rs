@@ -240,10 +240,10 @@ async fn tables_that_are_not_whole_are_refused_and_the_doctor_says_so() {
         let error = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid);
         let said = error.to_string();
-        assert!(said.contains("not whole") && said.contains("onetake migrate"), "{said}");
+        assert!(said.contains("incomplete") && said.contains("onetake migrate"), "{said}");
         let found = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
         let broken = |finding: &onetake_stores::Finding| {
-            finding.weight == Weight::Broken && finding.what.contains("not whole")
+            finding.weight == Weight::Broken && finding.what.contains("incomplete")
         };
         assert!(found.findings.iter().any(broken), "{:?}", found.findings);
     }

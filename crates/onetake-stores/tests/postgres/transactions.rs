@@ -181,7 +181,7 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
         async { Ok(Completion::new(Recording::new("x")).with_message(message)) }.boxed()
     });
     let large = large.await.unwrap_err();
-    assert!(large.to_string().contains("the topic of message 0 has 300 bytes"), "{large}");
+    assert!(large.to_string().contains("message 0: the topic has 300 bytes"), "{large}");
     // The store, and not the operation's word, decides. Its effects may be there: it never runs again.
     let forgot = || bank.engine.transact(operation("forgot"), |_| async { Ok::<(), ()>(()) });
     assert!(matches!(forgot().await, Err(NotDone::NotCommitted)));

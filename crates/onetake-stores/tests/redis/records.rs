@@ -287,8 +287,12 @@ async fn opening_says_what_is_wrong() {
         assert!(!error.to_string().contains("mypass"), "{error}");
     };
     let nobody = format!("redis://u:mypass@127.0.0.1:{}", free_port());
-    refused(&nobody, StoreErrorKind::Unavailable, &["127.0.0.1:", "refused", "is it started"])
-        .await;
+    refused(
+        &nobody,
+        StoreErrorKind::Unavailable,
+        &["127.0.0.1:", "refused", "check that it is running"],
+    )
+    .await;
     refused("redis://no-such-host.invalid", StoreErrorKind::Unavailable, &["no-such-host.invalid"])
         .await;
     refused("mysql://x", StoreErrorKind::Invalid, &["redis://"]).await;

@@ -125,7 +125,7 @@ async fn without_the_filter_nothing_is_forgotten_and_the_rest_is_done() {
     for at in [1, 3] {
         let error = answers[at].as_ref().unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-        assert!(error.to_string().starts_with("nothing was forgotten"), "{error}");
+        assert!(error.to_string().starts_with("the key was not forgotten"), "{error}");
     }
     for key in ["a", "b", "c"] {
         let kept = authority.inner().load(vec![id(key)]).await.remove(0).unwrap();
@@ -181,7 +181,7 @@ async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
     assert_eq!(names(&answers), ["error", "completed"]);
     let error = answers[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
-    assert!(error.to_string().contains("forget it again"), "{error}");
+    assert!(error.to_string().contains("forget the key again"), "{error}");
 }
 
 /// An authority that holds back its answers to claims while it is closed.

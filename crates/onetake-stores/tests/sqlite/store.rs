@@ -325,7 +325,7 @@ fn another_programs_database_is_refused() {
     other.execute_batch("CREATE TABLE songs (title TEXT); PRAGMA user_version = 1").unwrap();
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
-    assert!(said.contains("another program's database"), "{said}");
+    assert!(said.contains("a database of another program"), "{said}");
     let mode: String = other.pragma_query_value(None, "journal_mode", |row| row.get(0)).unwrap();
     assert_eq!(mode, "delete", "nothing was changed");
 }
@@ -564,7 +564,7 @@ async fn a_part_on_a_small_disk() {
     };
     assert!(matches!(record.state, State::Running { .. }), "it is left to its owner");
     assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
-    let late = claim_and_complete(&store, "another").await.expect("there is room");
+    let late = claim_and_complete(&store, "another").await.expect("there is free space");
     clock.advance(Duration::from_secs(30));
     assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
     let found = ask(&store, &claim("runs", 4)).await.unwrap();

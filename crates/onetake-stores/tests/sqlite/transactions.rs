@@ -92,7 +92,7 @@ async fn effects_messages_and_outcome_commit_together_in_one_file() {
     let foreign = bank.file.with_file_name("onetake.db");
     SqliteStore::open(&foreign).unwrap().close().await.unwrap();
     let refused = SqliteStore::open_in(&foreign).unwrap_err();
-    assert!(refused.to_string().contains("a file of onetake's own"), "{refused}");
+    assert!(refused.to_string().contains("a file of onetake alone"), "{refused}");
     own.execute_batch("UPDATE onetake_schema SET version = 99").unwrap();
     let newer = SqliteStore::open_in(&bank.file).unwrap_err();
     assert!(newer.to_string().contains("use a newer onetake"), "{newer}");

@@ -68,6 +68,12 @@ impl Service {
     }
 }
 
+/// The result of a server that must have ended by itself within a minute.
+async fn ended<T>(serving: JoinHandle<T>) -> T {
+    let ended = tokio::time::timeout(Duration::from_secs(60), serving).await;
+    ended.unwrap().unwrap()
+}
+
 #[tokio::test]
 async fn a_graceful_stop_loses_nothing() {
     let store = Arc::new(MemoryStore::new());
@@ -77,7 +83,7 @@ async fn a_graceful_stop_loses_nothing() {
     service.go_on.notify_one();
     let first = call.await.unwrap();
     assert_eq!((first.status(), first.text().as_str()), (200, "done"));
-    assert_eq!(service.serving.await.unwrap().unwrap(), Served::Drained);
+    assert_eq!(ended(service.serving).await.unwrap(), Served::Drained);
     let next = Service::start(store, LONG).await;
     let again = next.client.post("/act").key(KEY).send().await.unwrap();
     assert!(again.is_replay() && again.body == first.body);
@@ -93,7 +99,7 @@ async fn a_caller_that_waits_when_patience_ends_is_answered() {
     let answer = call.await.unwrap();
     assert_eq!((answer.status(), answer.code().as_str()), (503, "outcome_pending"));
     assert_eq!(answer.header("retry-after"), "1");
-    assert_eq!(service.serving.await.unwrap().unwrap(), Served::CutOff);
+    assert_eq!(ended(service.serving).await.unwrap(), Served::CutOff);
 }
 
 /// A store that reports damage as soon as an outcome is written.
@@ -127,6 +133,6 @@ async fn a_store_that_failed_for_good_ends_the_server() {
     let call = service.begin().await;
     service.go_on.notify_one();
     assert_eq!(call.await.unwrap().status(), 503, "the outcome is not durable");
-    let ended = service.serving.await.unwrap();
+    let ended = ended(service.serving).await;
     assert!(matches!(ended, Err(ServeError::Store(_))), "{ended:?}");
 }

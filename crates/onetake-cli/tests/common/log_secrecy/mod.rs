@@ -40,7 +40,7 @@ impl Scene {
     /// Stops the gateway, and searches all of its output.
     pub(crate) async fn said_nothing_of(mut self, more: &[&str]) {
         let logs = || self.gateway.logs.lock().unwrap().clone();
-        let asked = "it is still unknown what became of an operation";
+        let asked = "the outcome of an operation is still unknown after a reconciliation";
         until("somebody was asked what became of one", async || logs().contains(asked)).await;
         let admin = Client::new(self.gateway.admin);
         let metrics = admin.post("/metrics").method("GET").body("").send().await.unwrap();

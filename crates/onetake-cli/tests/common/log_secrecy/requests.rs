@@ -71,6 +71,7 @@ match = "POST /asked/{*rest}"
 tenant = { forward_auth = "http://127.0.0.1:1/" }
 [[route]]
 match = "POST /limited/{*rest}"
+key = { required = true }
 velocity = [{ by = ["tenant", "json:/card"], limit = "1/min" }]
 [[route]]
 match = "POST /async/{*rest}"

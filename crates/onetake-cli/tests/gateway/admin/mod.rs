@@ -118,7 +118,7 @@ async fn released_failed_and_forgotten_keys_do_as_they_are_told() {
         match action {
             "fail" => {
                 assert_eq!(retry.status(), 500);
-                assert!(retry.text().contains("An operator found"), "{}", retry.text());
+                assert!(retry.text().contains("An operator recorded"), "{}", retry.text());
                 assert_eq!(world.upstream.runs(key), 1);
             }
             _ => assert_eq!(world.upstream.runs(key), 2, "{action}"),
@@ -277,7 +277,7 @@ async fn mistakes_say_what_to_do() {
     let config = world.folder.path().join("onetake.toml");
     for (arguments, code, part) in [
         (&["get", "0O1I"][..], 2, "without I and O"),
-        (&["get", "ABCD-EFGH-JKLM"], 4, "no such key"),
+        (&["get", "ABCD-EFGH-JKLM"], 4, "does not exist"),
         (&["get"], 2, "required"),
         (&["get", "--key", "x", "--tenant", "nobody"], 2, "bearer:TOKEN"),
         (&["list", "--state", "lost"], 2, "running"),

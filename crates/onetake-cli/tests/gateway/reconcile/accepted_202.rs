@@ -32,7 +32,7 @@ async fn what_was_not_executed_is_the_end_of_it() {
     slow.add_permits(100);
     for answer in [told.unwrap(), world.pay(key).await] {
         assert_eq!((answer.status(), &*answer.code()), (500, "previous_attempt_failed"));
-        assert!(answer.text().contains("a new try needs a new key"), "{}", answer.text());
+        assert!(answer.text().contains("use a new key"), "{}", answer.text());
     }
     assert_eq!(world.shop.runs(key), 1, "its handle would have had two ends");
 }

@@ -11,14 +11,14 @@ async fn bad_answers_settle_nothing_until_the_limit() {
     let redirect = |to: &str| http(&format!("307 Away\r\nlocation: {to}"), b"");
     let (other, here) = (elsewhere.address, world.desk.address);
     let answers = [
-        ("hangs", Says::Nothing, "no answer within"),
-        ("drips", Says::Drips, "no answer within"),
+        ("hangs", Says::Nothing, "no response within"),
+        ("drips", Says::Drips, "no response within"),
         ("closes", Says::Bytes(Vec::new()), "closed the connection, or"),
         ("garbage", Says::Bytes(b"\0\x01 what?\r\n\r\n".to_vec()), "closed the connection, or"),
         (
             "breaks-off",
             Says::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nfour".to_vec()),
-            "middle of its response",
+            "end of its response",
         ),
         ("redirects", redirect(&format!("http://{other}/by/redirects")), "not followed"),
         ("loops", redirect(&format!("http://{here}/by/loops")), "not followed"),

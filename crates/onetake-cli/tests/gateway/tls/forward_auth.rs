@@ -174,7 +174,7 @@ async fn a_recording_is_not_shown_while_the_service_is_not_trusted() {
         }
         assert!(gateway.terminate().await.success());
         let logs = gateway.logs.lock().unwrap();
-        let is_told = logs.contains("it cannot be connected to: invalid peer certificate: Unknown");
+        let is_told = logs.contains("the connection failed: invalid peer certificate: Unknown");
         assert_eq!(is_told, root == "wrong.pem", "{logs}");
     }
     assert_eq!((auth.asked().len(), upstream.runs_in_all()), (2, 1));

@@ -51,21 +51,21 @@ async fn a_certificate_or_key_that_is_of_no_use() {
     let large = format!("{}{}", "#".repeat(2 << 20), right.certificate);
     let (certificate, key) = ("gateway.tls.certificate", "gateway.tls.private_key");
     for (one, two, field, what) in [
-        ("", &*right.key, certificate, "there is no certificate in it"),
-        (&*right.key, &right.key, certificate, "there is no certificate in it"),
-        (half, &right.key, certificate, "not whole"),
+        ("", &*right.key, certificate, "the file has no certificate"),
+        (&*right.key, &right.key, certificate, "the file has no certificate"),
+        (half, &right.key, certificate, "truncated"),
         (rubbish, &right.key, certificate, "not valid"),
         (&large, &right.key, certificate, "larger than"),
         (&old.certificate, &old.key, certificate, "expired at 1976-01-01T00:00:00Z"),
         (&early.certificate, &early.key, certificate, "not valid before 4000-01-01T00:00:00Z"),
-        (&right.certificate, "", key, "there is no private key in it"),
-        (&right.certificate, &right.certificate, key, "there is no private key in it"),
-        (&right.certificate, half_key, key, "not whole"),
+        (&right.certificate, "", key, "the file has no private key"),
+        (&right.certificate, &right.certificate, key, "the file has no private key"),
+        (&right.certificate, half_key, key, "truncated"),
         (&right.certificate, rubbish_key, key, "Ed25519"),
-        (&right.certificate, locked, key, "has a password"),
-        (&right.certificate, &other.key, key, "not the key of"),
+        (&right.certificate, locked, key, "encrypted with a password"),
+        (&right.certificate, &other.key, key, "does not belong to"),
         // The authority's certificate comes first, and the key belongs to another one.
-        (&both, &right.key, key, "come first"),
+        (&both, &right.key, key, "itself first"),
     ] {
         std::fs::write(folder.path().join("cert.pem"), one).unwrap();
         std::fs::write(folder.path().join("key.pem"), two).unwrap();
@@ -82,9 +82,9 @@ async fn a_certificate_or_key_that_is_of_no_use() {
         let path = folder.path().join(name);
         let kept = std::fs::read(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        says(&refused(&lines).await, &[field, name, "No such file", "may read"]);
+        says(&refused(&lines).await, &[field, name, "No such file", "can read"]);
         std::fs::create_dir(&path).unwrap();
-        says(&refused(&lines).await, &[field, name, "not a file"]);
+        says(&refused(&lines).await, &[field, name, "not a regular file"]);
         std::fs::remove_dir(&path).unwrap();
         std::fs::write(&path, kept).unwrap();
     }
@@ -103,14 +103,14 @@ async fn roots_or_client_certificates_that_are_of_no_use() {
     let table = "gateway.upstream_tls";
     for (fields, parts) in [
         (vec![("roots", "nowhere.pem")], ["roots", "nowhere.pem", "No such file"]),
-        (vec![("roots", "empty.pem")], ["roots", "empty.pem", "no certificate in it"]),
+        (vec![("roots", "empty.pem")], ["roots", "empty.pem", "no certificate"]),
         (
             vec![("roots", "ca.pem"), ("certificate", "old.pem"), ("private_key", "old.key")],
             ["certificate", "old.pem", "expired"],
         ),
         (
             vec![("roots", "ca.pem"), ("certificate", "cert.pem"), ("private_key", "old.key")],
-            ["private_key", "old.key", "not the key of"],
+            ["private_key", "old.key", "does not belong to"],
         ),
     ] {
         let said = refused(&upstream_tls(folder.path(), &fields)).await;
@@ -130,8 +130,8 @@ fn check_reads_what_serve_would_read_and_tells_of_both_sides() {
     assert_eq!((code, said.as_str()), (2, ""));
     let told: Vec<_> = errors.split("\n\n").collect();
     assert_eq!(told.len(), 2, "{errors}");
-    says(told[0], &["gateway.tls.certificate = ", "cert.pem", "No such file", "may read"]);
-    says(told[1], &["gateway.upstream_tls.roots = ", "nowhere.pem", "No such file", "may read"]);
+    says(told[0], &["gateway.tls.certificate = ", "cert.pem", "No such file", "can read"]);
+    says(told[1], &["gateway.upstream_tls.roots = ", "nowhere.pem", "No such file", "can read"]);
 
     authority.issue("localhost").write(folder.path());
     let (code, said, errors) = check(&format!("{right}\n{clients}"));
@@ -139,7 +139,7 @@ fn check_reads_what_serve_would_read_and_tells_of_both_sides() {
     // Unused files are not read; but a warning says that they are unused.
     let unread = wrong.replace("https://", "http://");
     let (code, said, errors) = check(&unread);
-    assert!(code == 0 && said.contains("without effect"), "{said}{errors}");
+    assert!(code == 0 && said.contains("has no effect"), "{said}{errors}");
     let asked = "[defaults]\ntenant = { forward_auth = \"https://localhost\" }";
     let (code, _, errors) = check(&format!("{unread}\n{asked}"));
     assert!(code == 2 && errors.contains("nowhere.pem"), "{errors}");

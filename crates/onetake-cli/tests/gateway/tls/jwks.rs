@@ -129,7 +129,7 @@ async fn a_key_set_is_fetched_rotated_and_kept_through_outages() {
     assert_eq!(symmetric.status(), 401, "no key set can help it");
 
     endpoint.says(&[&old]);
-    until("the key set is fetched", async || {
+    until("the key set was fetched", async || {
         pay(&client, "jwks-key-00000001", &old.token("old")).await.status() == 201
     })
     .await;

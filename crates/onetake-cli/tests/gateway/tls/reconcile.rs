@@ -50,7 +50,11 @@ async fn who_knows_the_outcome_is_asked_if_its_certificate_is_right() {
             assert_eq!(desk.asked().len(), 1);
         } else {
             assert_eq!(last.code(), "previous_attempt_failed");
-            assert!(last.text().contains("the service cannot be connected to"), "{}", last.text());
+            assert!(
+                last.text().contains("the connection to the service failed"),
+                "{}",
+                last.text()
+            );
             assert!(desk.asked().is_empty(), "a stranger is told no key");
             assert!(front.connections() > 0);
         }

@@ -8,7 +8,7 @@ use super::certificates::{Authority, certificate, replace};
 use super::peer::Peer;
 use crate::common::process::Process;
 
-const NOT_USED: &str = "the new files are not used";
+const NOT_USED: &str = "the new TLS files are invalid";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_connections_use_new_certificates_and_old_ones_go_on() {

@@ -86,7 +86,10 @@ async fn what_expires_before_it_may_be_asked_for_does_not_run_again() {
     }
     assert_eq!(found.asked(), 0, "it is too early for that");
     let State::Failed { failure, .. } = world.state("a").await else { panic!("not failed") };
-    assert!(failure.detail.contains("kept for too short"), "{failure:?}");
+    assert!(
+        failure.detail.contains("expires before the first reconciliation is due"),
+        "{failure:?}"
+    );
 }
 
 /// A process ends and leaves an outcome, while another process with the same folder runs already.

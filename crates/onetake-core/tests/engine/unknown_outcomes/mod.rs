@@ -166,7 +166,7 @@ async fn it_is_asked_again_with_longer_pauses_until_the_limit() {
     }
     let State::Failed { failure, .. } = world.state("a").await else { panic!("not failed") };
     assert_eq!(failure.code, "not_reconciled");
-    assert!(failure.detail.ends_with("the last answer: not yet"), "{}", failure.detail);
+    assert!(failure.detail.ends_with("last result: not yet"), "{}", failure.detail);
     assert_eq!(asks[0], 60);
     assert!(*asks.last().unwrap() >= 600, "not before the limit: {asks:?}");
     let pauses: Vec<u64> = asks.windows(2).map(|pair| pair[1] - pair[0]).collect();

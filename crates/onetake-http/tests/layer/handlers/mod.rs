@@ -3,5 +3,6 @@
 
 mod extractors;
 mod helpers;
+mod service_rules;
 mod transactions;
 mod typed_results;

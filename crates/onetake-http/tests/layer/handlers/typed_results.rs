@@ -390,7 +390,7 @@ async fn logs_hold_nothing_of_a_recording() {
     let router = Router::new().route("/", post(reads)).layer(onetake);
     assert_eq!(send(&router, post_of("alice", "/", KEY)).await.body, "7");
     let logged = logged.lock().unwrap().join("\n");
-    for message in ["cannot be read by this version", "cannot be kept as a value"] {
+    for message in ["cannot be read by this version", "cannot be recorded as a value"] {
         assert!(logged.contains(message), "{logged}");
     }
     assert!(!logged.contains("4242"), "{logged}");

@@ -78,7 +78,7 @@ where
     remove_attempt(&mut parts);
     context.attach(&mut parts);
     let request = Request::from_parts(*parts, RequestBody::read(data));
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let work = async move {
         let called = tokio::select! {
             biased;
@@ -86,10 +86,10 @@ where
             () = clock.sleep(run_max) => None,
         };
         drop(place);
-        let _gone = tell.send(called);
+        let _receiver_dropped = sender.send(called);
     };
     shared.engine.spawn(work.instrument(respond.trace.span()));
-    match told.await {
+    match receiver.await {
         Ok(Some(Ok(mut response))) => {
             response.headers_mut().remove(ONETAKE_OUTCOME);
             insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());

@@ -178,7 +178,7 @@ async fn caller(
     tokio::select! {
         biased;
         resolved = tenant.resolve(parts, clock) => resolved,
-        () = clock.sleep(deadline.left(clock)) => Err(deadline::over()),
+        () = clock.sleep(deadline.left(clock)) => Err(deadline::exceeded()),
     }
 }
 

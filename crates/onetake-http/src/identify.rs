@@ -35,7 +35,7 @@ const LEASE_MIN: Duration = Duration::from_millis(100);
 /// The least time by which a record outlives the issued key that it was made for (S15).
 ///
 /// The route may have had another ttl when the key was issued, and the clocks of nodes differ.
-const OUTLIVES: Duration = Duration::from_secs(60);
+const RECORD_OUTLIVES_KEY_MIN: Duration = Duration::from_secs(60);
 
 /// A keyed request whose body is in memory.
 pub(crate) struct Received {
@@ -102,7 +102,7 @@ impl Head {
             read = body::read(body, max) => read,
             () = clock.sleep(self.within(self.policy.request_timeout, clock)) => {
                 let is_over = self.deadline.is_some_and(|deadline| deadline.left(clock).is_zero());
-                return Err(if is_over { deadline::over() } else { incomplete("did not arrive in time") });
+                return Err(if is_over { deadline::exceeded() } else { incomplete("did not arrive in time") });
             }
         };
         match read {
@@ -166,7 +166,7 @@ fn operation(shared: &LayerState, head: &Head, name: &Name, print: Fingerprint) 
     let (current, earlier) = shared.secrets.seal(print);
     let mut terms = policy.kept_terms();
     if let Some(until) = head.issued_until {
-        terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
+        terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(RECORD_OUTLIVES_KEY_MIN));
     }
     // The run ends at the deadline, so a retry should not have to wait for a longer lease. On async
     // routes the run continues after the deadline, so the lease stays as it is.

@@ -144,7 +144,7 @@ pub(crate) fn invalid() -> Problem {
 
 /// The failure that is recorded if the outcome of an expired key expired just before a claim with
 /// the same key was granted. A release instead would let the key run later.
-pub(crate) fn spent() -> Failure {
+pub(crate) fn expired_failure() -> Failure {
     Failure {
         code: "issued_key_expired".to_owned(),
         detail: "the issued key has expired, and so has its outcome".to_owned(),
@@ -158,7 +158,7 @@ pub(crate) struct KeyRequest {
 }
 
 /// Reads the body of a request for a key: `{"method": "POST", "path": "/v1/charges"}`.
-pub(crate) fn wanted(body: &[u8]) -> Result<KeyRequest, Problem> {
+pub(crate) fn parse_key_request(body: &[u8]) -> Result<KeyRequest, Problem> {
     let bad = |what: &str| {
         let detail = format!(
             "{what}. Send the method and path that the key is for, such as {{\"method\": \"POST\", \"path\": \"/v1/charges\"}}."
@@ -251,7 +251,9 @@ mod tests {
 
     #[test]
     fn what_is_wanted_is_read_or_explained() {
-        let read = |text: &str| wanted(text.as_bytes()).map(|wanted| (wanted.method, wanted.path));
+        let read = |text: &str| {
+            parse_key_request(text.as_bytes()).map(|wanted| (wanted.method, wanted.path))
+        };
         let right = read("{\"method\":\"POST\",\"path\":\"/v1/charges\"}").ok().unwrap();
         assert_eq!(right, (Method::POST, "/v1/charges".to_owned()));
         for bad in [

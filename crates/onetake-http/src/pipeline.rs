@@ -64,7 +64,7 @@ where
         Err(refusal) => Ok(refusal.respond(trace)),
         Ok(NextStep::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
         Ok(NextStep::PassOn(parts, body, _place)) => {
-            trace.became("passed_on");
+            trace.set_outcome("passed_on");
             let is_inside = is_inside(&parts);
             let mut response = inner.call(Request::from_parts(*parts, body)).await?;
             // Clients never get `Onetake-Outcome`. If another layer runs this operation around this

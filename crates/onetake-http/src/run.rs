@@ -121,7 +121,7 @@ impl<S, Req> OperationWork<S, Req> {
         }
         // The claim was granted after the client's deadline.
         if self.call.head.is_over(clock) {
-            return Some((Verdict::Release, deadline::over()));
+            return Some((Verdict::Release, deadline::exceeded()));
         }
         if let Some(route) = self.call.transactional_route()
             && self.shared.misfits.has(&route)
@@ -133,7 +133,7 @@ impl<S, Req> OperationWork<S, Req> {
             return Some((Verdict::Release, misconfigured()));
         }
         // The issued key has expired. Its record had an outcome, and expired before the claim.
-        (!self.may_run).then(|| (Verdict::Fail(issued::spent()), issued::invalid()))
+        (!self.may_run).then(|| (Verdict::Fail(issued::expired_failure()), issued::invalid()))
     }
 }
 
@@ -293,11 +293,11 @@ impl Answered<'_> {
         let clock = self.shared.engine.clock();
         let mut report = AttemptReport::take(&mut response);
         let ResponseResult { mut disposition, cause, word } =
-            fate(&mut response, &mut report, self.policy);
+            disposition_of(&mut response, &mut report, self.policy);
         let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
         if report.finished == Some(attempt) {
-            return self.look(response);
+            return self.conclude_committed(response);
         }
         if let Some(evidence) = self.transaction {
             match rule(evidence, response.status(), word, disposition) {
@@ -346,7 +346,7 @@ impl Answered<'_> {
     /// Concludes an attempt whose response was recorded by its own transaction. The response is
     /// shown only if the outcome is in the store. The verdict applies only if it is not: a
     /// settlement cannot change a completed record.
-    fn look<Res, E>(&self, response: Response<Res>) -> Concluded<Res, E> {
+    fn conclude_committed<Res, E>(&self, response: Response<Res>) -> Concluded<Res, E> {
         let response = response.map(ResponseBody::untouched);
         let (verdict, otherwise) = match self.transaction {
             Some(evidence) if !evidence.may_have_effect() => (Verdict::Release, not_committed()),
@@ -423,7 +423,7 @@ struct ResponseResult {
 /// Returns the disposition of the attempt, and its cause if that is unknown. The header
 /// `Onetake-Outcome` counts first. Second is the report of a service that knows more than its
 /// status says. Last are the route's status rules.
-fn fate<Res>(
+fn disposition_of<Res>(
     response: &mut Response<Res>,
     report: &mut AttemptReport,
     policy: &Policy,
@@ -478,7 +478,7 @@ pub(crate) fn recording_of<Res>(
     match read {
         BodyRead::Whole { data, trailers, .. } => {
             let value = value.filter(|_| trailers.is_none());
-            let value = value.and_then(|value| value.told_by(&data, true));
+            let value = value.and_then(|value| value.recording_if_body_is(&data, true));
             let recording = value
                 .unwrap_or_else(|| record(status, headers, Some(own(&data)), trailers.as_ref()));
             (recording, ResponseBody::whole(data, trailers))
@@ -486,7 +486,7 @@ pub(crate) fn recording_of<Res>(
         // The outcome is recorded without its body, so it cannot be replayed. The recording is
         // durable before a byte of the response is sent.
         BodyRead::TooLarge { read, rest } => {
-            let value = value.and_then(|value| value.told_by(&read, false));
+            let value = value.and_then(|value| value.recording_if_body_is(&read, false));
             let recording = value.unwrap_or_else(|| record(status, headers, None, None));
             (recording, ResponseBody::rest(read, rest))
         }

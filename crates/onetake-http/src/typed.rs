@@ -141,7 +141,7 @@ pub(crate) struct Kept {
 impl Kept {
     /// Returns the recording if the body of the response is the one that the value leads to. `read`
     /// is the whole body if `is_whole`, otherwise only its beginning.
-    pub(crate) fn told_by(self, read: &Bytes, is_whole: bool) -> Option<Recording> {
+    pub(crate) fn recording_if_body_is(self, read: &Bytes, is_whole: bool) -> Option<Recording> {
         let is_same = if is_whole { self.body == read } else { self.body.starts_with(read) };
         is_same.then_some(self.recording)
     }

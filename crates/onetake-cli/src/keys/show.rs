@@ -285,7 +285,7 @@ mod tests {
         let key = json!({ "state": "unknown", "cause": "it took too long", "on_unknown": "reconcile",
             "next_ask_at": "2026-01-01T00:00:05.000000Z" });
         let told = life(&json!({ "key": key }));
-        assert!(told.contains("next ask    2026-01-01T00:00:05Z\n"), "{told}");
+        assert!(told.contains("reconcile   2026-01-01T00:00:05Z\n"), "{told}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::store::{Due, Settled, Settlement, Transition};
 use super::{Engine, Inner};
 
 /// The number of audit entries that are written at once.
-const NOTES_AT_ONCE: usize = 16;
+const AUDIT_WRITES_MAX: usize = 16;
 
 /// The intervals and batch sizes of the reaper and the sweeper.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl Engine {
 async fn reaper(engine: Arc<Inner>, plan: Housekeeping) {
     loop {
         while reap(&engine, plan.reap_batch).await >= plan.reap_batch {}
-        if !rest(&engine, plan.reap_interval).await {
+        if !pause_unless_stopped(&engine, plan.reap_interval).await {
             return;
         }
     }
@@ -88,7 +88,7 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         })
         .collect();
     futures_util::stream::iter(&passed_over)
-        .for_each_concurrent(NOTES_AT_ONCE, |record| audit(engine, record))
+        .for_each_concurrent(AUDIT_WRITES_MAX, |record| audit(engine, record))
         .await;
     passed_over.len()
 }
@@ -117,14 +117,14 @@ pub(super) async fn audit(engine: &Inner, record: &Record) {
         reason: "the lease and grace ended without a report from the attempt".to_owned(),
     };
     // A failure here is only logged: the change is done, and the record itself holds the cause.
-    if let Err(error) = engine.patiently(engine.store.audit(entry)).await {
+    if let Err(error) = engine.within_timeout(engine.store.audit(entry)).await {
         tracing::warn!(%reference, %error, "the audit entry of an expired lease could not be written");
     }
 }
 
 async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
     loop {
-        if !rest(&engine, plan.sweep_interval).await {
+        if !pause_unless_stopped(&engine, plan.sweep_interval).await {
             return;
         }
         loop {
@@ -138,7 +138,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
                             "keys expired with an unknown outcome: a retry of them runs the operation again"
                         );
                     }
-                    if !swept.more || !rest(&engine, plan.sweep_pause).await {
+                    if !swept.more || !pause_unless_stopped(&engine, plan.sweep_pause).await {
                         break;
                     }
                 }
@@ -153,7 +153,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
 }
 
 /// Waits. Returns false if the engine stops meanwhile.
-pub(super) async fn rest(engine: &Inner, duration: Duration) -> bool {
+pub(super) async fn pause_unless_stopped(engine: &Inner, duration: Duration) -> bool {
     let clock: &dyn Clock = &*engine.clock;
     tokio::select! {
         biased;

@@ -15,17 +15,17 @@ use futures_util::future::BoxFuture;
 use crate::record::{Record, State};
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
-use super::housekeeping::rest;
+use super::housekeeping::pause_unless_stopped;
 use super::{Engine, Inner, lost_claim};
 
 /// The time for which shutdown waits for settlements under way to notice that the engine stopped.
-const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before journal entries are tried again; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The pause between two checks for entries that another process has left.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Settlements that were kept together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Inner {
         tokio::select! {
             biased;
             () = self.settling.wait() => {}
-            () = self.clock.sleep(HAND_OVER_PATIENCE) => {}
+            () = self.clock.sleep(HAND_OVER_TIMEOUT) => {}
         }
         let unwritten =
             std::mem::take(&mut *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner));
@@ -114,13 +114,13 @@ async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     let mut left = HashSet::new();
     loop {
         match finish(&engine, &*journal, &mut left).await {
-            Ok(()) => pause = LOOK_EVERY,
+            Ok(()) => pause = CHECK_INTERVAL,
             Err(error) => {
                 tracing::warn!(%error, "outcomes in the journal could not be settled yet; this is tried again");
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
-        if !rest(&engine, pause).await {
+        if !pause_unless_stopped(&engine, pause).await {
             return;
         }
     }

@@ -202,16 +202,16 @@ impl Lease {
     /// caller that is dropped cannot stop it.
     pub async fn settle(self, transition: Transition) -> Settling {
         let engine = self.engine.clone();
-        let (tell, told) = engine.inner.tasks.channel();
+        let (sender, receiver) = engine.inner.tasks.channel();
         let settling = self.settle_here(transition).instrument(tracing::Span::current());
         engine.spawn(async move {
             let (settling, rest) = settling.await;
-            let _gone = tell.send(settling);
+            let _receiver_dropped = sender.send(settling);
             if let Some(rest) = rest {
                 rest.await;
             }
         });
-        told.await.unwrap_or(Settling::Pending)
+        receiver.await.unwrap_or(Settling::Pending)
     }
 
     /// Settles in the operation's own task, which is never dropped early. If the store does not

@@ -191,7 +191,7 @@ impl Engine {
             limits,
             tasks,
         });
-        inner.tasks.spawn(renewal::beat(Arc::clone(&inner)));
+        inner.tasks.spawn(renewal::renew_leases(Arc::clone(&inner)));
         let alive = Arc::new(inner.stopped.clone().drop_guard());
         Self { inner, _alive: alive }
     }

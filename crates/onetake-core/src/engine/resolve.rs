@@ -17,7 +17,7 @@ use crate::record::Record;
 use super::claim::claim;
 use super::flight::{Entered, Flight};
 use super::retry::roll_back;
-use super::wait::{Patience, WaitStep, elsewhere, interpret, join, settled};
+use super::wait::{Patience, WaitStep, interpret, join, settled, wait_for_other_node};
 use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
 /// The part of the operation's task that uses a granted lease.
@@ -63,7 +63,7 @@ impl Engine {
         } else {
             Answer::Mismatch
         };
-        Some(self.told(answer))
+        Some(self.counted(answer))
     }
 
     pub(super) async fn resolve<G: Granted>(
@@ -105,18 +105,18 @@ impl Engine {
                 }
                 WaitStep::Other(_) => Answer::Mismatch,
                 WaitStep::RunsElsewhere => {
-                    match elsewhere(inner, operation.id, &asked, &mut patience).await {
+                    match wait_for_other_node(inner, operation.id, &asked, &mut patience).await {
                         Some(answer) => answer,
                         None => continue,
                     }
                 }
             };
-            return Resolved::Answered(self.told(answer), granted);
+            return Resolved::Answered(self.counted(answer), granted);
         }
     }
 
     /// Counts an answer in the metrics.
-    fn told(&self, answer: Answer) -> Answer {
+    fn counted(&self, answer: Answer) -> Answer {
         let metrics = &self.inner.metrics;
         match &answer {
             Answer::Replay(completed) => self.replayed(completed.record()),
@@ -143,19 +143,19 @@ impl Engine {
         granted: G,
     ) -> impl Future<Output = Told<G>> + Send + use<G> {
         let operation = Operation { fingerprint: asked, ..operation.clone() };
-        let (tell, told) = self.inner.tasks.channel();
-        let task = conduct(self.clone(), Arc::new(operation), flight, granted, tell);
+        let (sender, receiver) = self.inner.tasks.channel();
+        let task = operation_task(self.clone(), Arc::new(operation), flight, granted, sender);
         self.spawn(task.instrument(tracing::Span::current()));
         async move {
             let lost = || Told::Resolved(Resolved::Failed(EngineError::Closing, None));
-            told.await.unwrap_or_else(|_| lost())
+            receiver.await.unwrap_or_else(|_| lost())
         }
     }
 }
 
 /// The one task of an operation: claims the key and, if the claim is granted, proceeds with the
 /// lease.
-async fn conduct<G: Granted>(
+async fn operation_task<G: Granted>(
     engine: Engine,
     operation: Arc<Operation>,
     flight: Arc<Flight>,
@@ -164,7 +164,7 @@ async fn conduct<G: Granted>(
 ) {
     let begun = match claim_in_time(&engine, &operation, flight).await {
         Ok(Led::Found(record, now)) => {
-            let _gone = tell.send(Told::Found(record, now, granted));
+            let _receiver_dropped = tell.send(Told::Found(record, now, granted));
             return;
         }
         // The time limit for a claim does not apply to a rollback.
@@ -183,7 +183,7 @@ async fn conduct<G: Granted>(
         Err(error) => (Resolved::Failed(error, Some(granted)), None),
     };
     // A lease that the caller no longer waits for is dropped here, and so released.
-    let _gone = tell.send(Told::Resolved(resolved));
+    let _receiver_dropped = tell.send(Told::Resolved(resolved));
     if let Some(rest) = rest {
         rest.await;
     }

@@ -36,7 +36,7 @@ where
         }
         Err(_) => return incomplete("ended early").into_response(None),
     };
-    let wanted = match issued::wanted(&data) {
+    let wanted = match issued::parse_key_request(&data) {
         Ok(wanted) => wanted,
         Err(problem) => return problem.into_response(None),
     };

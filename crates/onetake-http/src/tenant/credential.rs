@@ -13,7 +13,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Schemes whose credential is the same on every request. Other schemes may sign each request with
 /// a new value (SigV4, Digest, OAuth 1, every kind of HMAC). A retry would then look like another
 /// tenant and would run again, so other schemes are refused.
-pub(super) const STABLE: [&str; 10] = [
+pub(super) const STABLE_SCHEMES: [&str; 10] = [
     "bearer",
     "basic",
     "token",
@@ -53,7 +53,7 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
     let (scheme, rest) = value.split_at_checked(end).unwrap_or((value, b""));
     let scheme = scheme.to_ascii_lowercase();
     let rest = rest.trim_ascii();
-    if !STABLE.iter().any(|name| name.as_bytes() == scheme) {
+    if !STABLE_SCHEMES.iter().any(|name| name.as_bytes() == scheme) {
         // The scheme is not logged: a client may send a bare secret without one.
         tracing::debug!(
             "a request was refused because its Authorization scheme may sign each request: set another tenant for its route, such as tenant = {{ header = \"X-Account\" }} or tenant = \"public\""

@@ -20,7 +20,7 @@ pub fn tenant_named(text: &str) -> Option<Vec<u8>> {
     let (kind, value) = text.split_once(':').filter(|(_, value)| !value.is_empty())?;
     let bytes = value.as_bytes();
     Some(match kind {
-        kind if credential::STABLE.contains(&kind) => {
+        kind if credential::STABLE_SCHEMES.contains(&kind) => {
             credential::credential_of(kind.as_bytes(), bytes)
         }
         "x-api-key" => credential::api_key_of(bytes),

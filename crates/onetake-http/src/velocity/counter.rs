@@ -110,7 +110,7 @@ impl Counter {
 }
 
 impl PendingOperation {
-    pub(super) fn ruling(&self) -> Option<&CountDecision> {
+    pub(super) fn decision(&self) -> Option<&CountDecision> {
         self.ruling.get()
     }
 

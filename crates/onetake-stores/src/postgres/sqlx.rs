@@ -197,7 +197,7 @@ mod tests {
             (plain().ssl_mode(PgSslMode::VerifyCa), "verify-full"),
             (plain().ssl_client_cert("/etc/me.pem"), "client certificate"),
             (plain().ssl_client_key("/etc/me.key"), "client certificate"),
-            (plain().ssl_root_cert_from_pem(b"-----BEGIN".to_vec()), "no file"),
+            (plain().ssl_root_cert_from_pem(b"-----BEGIN".to_vec()), "not in a file"),
         ] {
             let error = address(&options).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid);

@@ -17,7 +17,7 @@ fn sections_of_the_wrong_shape() {
         let error = read(text).expect_err(text);
         assert_eq!(error.problems()[0].field, field, "{error}");
     }
-    assert!(refused("[route]\nmatch = \"POST /\"").contains("write [[route]]"));
+    assert!(refused("[route]\nmatch = \"POST /\"").contains("write the section header [[route]]"));
     assert!(refused("listen = \"127.0.0.1:1\"").contains("is a field of [gateway] or [admin]"));
 }
 

@@ -201,8 +201,8 @@ mod tests {
             }
         });
         let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        assert_eq!(log.matches("not used").count(), 2, "{log}");
-        assert_eq!(log.matches("are in use").count(), 1, "{log}");
+        assert_eq!(log.matches("stay in use").count(), 2, "{log}");
+        assert_eq!(log.matches("are in use for new").count(), 1, "{log}");
     }
 
     fn is_told(watcher: &Watcher<Vec<u8>>) -> Option<bool> {

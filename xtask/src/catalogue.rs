@@ -120,6 +120,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     ),
     program(
         "onetake-cli",
+        "spellings",
+        "Spellings of a path that frameworks take for a route: nothing runs without its key",
+        "Express, Flask, FastAPI, Django, nginx",
+    ),
+    program(
+        "onetake-cli",
         "stripe",
         "Stripe's own SDKs with their own retries",
         "Stripe for this machine, Stripe's SDKs for Python and Node",

@@ -3,6 +3,7 @@
 
 mod admin;
 mod blackbox;
+mod broken_uploads;
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;

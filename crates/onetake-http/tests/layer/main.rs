@@ -11,6 +11,8 @@ mod operator_actions;
 #[path = "../policy_matrix/mod.rs"]
 mod policy_matrix;
 mod policy_matrix_on_local_stores;
+#[cfg(feature = "axum")]
+mod repeated_keys;
 mod requests;
 mod route_policies;
 mod route_table;
@@ -20,3 +22,5 @@ mod tasks_per_request;
 mod tenants;
 mod unknown_outcomes;
 mod velocity_limits;
+#[cfg(feature = "axum")]
+mod wrong_password;

@@ -1,10 +1,8 @@
 //! HTTP/2 uploads that the client resets before their end.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-mod common;
-
+use crate::common::InProcess;
 use bytes::Bytes;
-use common::InProcess;
 use h2::client::SendRequest;
 use h2::{Reason, client};
 use http::{Request, Response};

@@ -42,7 +42,7 @@ async fn what_is_wrong_with_a_url_is_said() {
     says(
         &refused(&database).await,
         StoreErrorKind::Invalid,
-        &["\"nowhere\" does not exist", "create it"],
+        &["\"nowhere\" does not exist", "create the database"],
     );
     says(
         &refused(&url).await,
@@ -125,7 +125,7 @@ async fn a_full_disk_loses_nothing() {
          CREATE TRIGGER full_disk BEFORE INSERT ON onetake_records FOR EACH ROW EXECUTE FUNCTION full_disk()",
     );
     let error = store.claim(vec![claim("during"), claim("too")]).await.remove(0).unwrap_err();
-    says(&error, StoreErrorKind::Unavailable, &["disk of PostgreSQL is full", "make room"]);
+    says(&error, StoreErrorKind::Unavailable, &["disk of PostgreSQL is full", "free some space"]);
     let retry = Claim { attempt: AttemptId::from_bytes([2; 16]), ..claim("before") };
     let found = store.claim(vec![retry]).await.remove(0);
     assert!(matches!(found, Ok(Claimed::Found { .. })), "reading goes on: {found:?}");

@@ -2,12 +2,15 @@
 
 mod bench;
 mod bugs;
+mod catalogue;
 mod install;
 mod long_forms;
 mod mutants;
 mod programs;
 
 use std::process::{Command, ExitCode};
+
+use programs::Which;
 
 /// The tests that run after the test programs.
 const TEST: &[&[&str]] = &[
@@ -27,6 +30,7 @@ const LINT: &[&[&str]] = &[
 
 const USAGE: &str = "\
 cargo xtask test        install what the tests need, run all tests
+cargo xtask test --fast run the tests that need no servers
 cargo xtask lint        check formatting, run clippy, build the documentation
 cargo xtask bench       measure the gateway beside other programs (docs/PERFORMANCE.md)";
 
@@ -44,9 +48,11 @@ fn main() -> ExitCode {
         Some("differential") => return ended(long_forms::differential(&rest)),
         Some("power-loss") => return ended(long_forms::power_loss(&rest)),
         Some("mutants") => return mutants::run(rest.into_iter()),
-        Some("test") => {
-            if let Err(error) =
-                install::servers().and_then(|()| programs::run()).and_then(|()| mutants::check())
+        Some("test") if rest == ["--fast"] => return ended(programs::run(Which::Fast)),
+        Some("test") if rest.is_empty() => {
+            if let Err(error) = install::servers()
+                .and_then(|()| programs::run(Which::All))
+                .and_then(|()| mutants::check())
             {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;

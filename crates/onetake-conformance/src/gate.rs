@@ -18,6 +18,8 @@ pub(super) struct Gate {
     pub(super) claim_came: Notify,
     pub(super) settlement_came: Notify,
     pub(super) open: Semaphore,
+    /// The number of claims that the store has answered.
+    pub(super) claimed: AtomicUsize,
 }
 
 impl Gate {
@@ -29,6 +31,7 @@ impl Gate {
             claim_came: Notify::new(),
             settlement_came: Notify::new(),
             open: Semaphore::new(0),
+            claimed: AtomicUsize::new(0),
         })
     }
 }
@@ -44,7 +47,9 @@ impl Store for Gate {
                 self.claim_came.notify_one();
                 self.open.acquire().await.unwrap().forget();
             }
-            self.inner.claim(batch).await
+            let answers = self.inner.claim(batch).await;
+            self.claimed.fetch_add(answers.len(), Ordering::SeqCst);
+            answers
         }
         .boxed()
     }

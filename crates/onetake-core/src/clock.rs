@@ -253,7 +253,7 @@ impl ManualClock {
         let due = std::mem::replace(&mut inner.sleepers, later);
         drop(inner);
         for (_, sleeper) in due {
-            let _gone = sleeper.send(());
+            let _receiver_dropped = sleeper.send(());
         }
     }
 

@@ -153,7 +153,8 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
     // A key that runs again within its life keeps the time it was first claimed, and its attempts.
     let earlier = found.filter(|record| !record.is_expired(now));
     let created_at = earlier.map_or(now, |record| record.created_at);
-    let history = earlier.map_or_else(AttemptHistory::default, |record| past(record, now));
+    let history =
+        earlier.map_or_else(AttemptHistory::default, |record| history_with_latest(record, now));
     Record {
         id: claim.id,
         attempt: claim.attempt,
@@ -169,7 +170,7 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
 }
 
 /// Returns the history of a record whose latest attempt is followed by another one now.
-fn past(record: &Record, now: Timestamp) -> AttemptHistory {
+fn history_with_latest(record: &Record, now: Timestamp) -> AttemptHistory {
     let ended_at = match record.state {
         State::Running { .. } => now,
         State::Completed { at, .. }

@@ -29,14 +29,14 @@ const BY: &str = "inbox";
 /// The failure code of a poisoned message.
 pub const POISONED: &str = "poisoned";
 
-/// The first pause before the next delivery of a message; it doubles up to [`AGAIN_MAX`].
-const AGAIN_MIN: Duration = Duration::from_secs(1);
+/// The first pause before the next delivery of a message; it doubles up to [`REDELIVERY_PAUSE_MAX`].
+const REDELIVERY_PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The first pause before a record is read again; it doubles up to [`READ_PAUSE_MAX`].
 const READ_PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest pause before a record is read again. After it, the read fails.
 const READ_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// The longest pause before the next delivery of a message.
-const AGAIN_MAX: Duration = Duration::from_secs(300);
+const REDELIVERY_PAUSE_MAX: Duration = Duration::from_secs(300);
 
 /// The settings of an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ pub enum Received<E> {
 #[non_exhaustive]
 pub enum ReceiveError {
     /// The message's id cannot be a key.
-    #[error("the message's id cannot be used: {0}")]
+    #[error("the id of the message is not a valid key")]
     Id(#[from] KeyError),
     /// The engine could not start an attempt.
     #[error(transparent)]
@@ -174,15 +174,20 @@ impl Inbox {
         let (slot, engine) = (Arc::clone(&said), self.engine.clone());
         let max = self.options.attempts_max.clamp(1, ATTEMPTS_MAX);
         let outcome = self.engine.run(operation, move |attempt| async move {
-            let told = |said: AttemptResult<E>| {
+            let report = |said: AttemptResult<E>| {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
             };
             let Some(before) = tries_before(&engine, attempt.id).await else {
-                not_tried(&engine, attempt, "its earlier tries could not be counted").await;
+                not_tried(
+                    &engine,
+                    attempt,
+                    "the earlier attempts of the message could not be counted",
+                )
+                .await;
                 return Verdict::Release;
             };
             let attempts = before.saturating_add(1);
-            told(AttemptResult { attempt, attempts, error: None });
+            report(AttemptResult { attempt, attempts, error: None });
             if before >= max {
                 return Verdict::Fail(poisoned(before));
             }
@@ -190,12 +195,12 @@ impl Inbox {
                 // If its completion is in the store, that counts. If not, its effects may be there all the same.
                 Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
-                    told(AttemptResult { attempt, attempts: before, error: Some(error) });
-                    not_tried(&engine, attempt, "its work could not begin").await;
+                    report(AttemptResult { attempt, attempts: before, error: Some(error) });
+                    not_tried(&engine, attempt, "the work could not begin").await;
                     Verdict::Release
                 }
                 Err(error) => {
-                    told(AttemptResult { attempt, attempts, error: Some(error) });
+                    report(AttemptResult { attempt, attempts, error: Some(error) });
                     if attempts < max {
                         Verdict::Release
                     } else {
@@ -246,18 +251,22 @@ async fn not_tried(engine: &Engine, attempt: Attempt, why: &str) {
 ///
 /// The claim that grants an attempt adds the attempt before it to the record's history.
 pub(crate) async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {
-    let record = patiently(engine, id, || engine.read(id)).await??;
+    let record = read_with_retries(engine, id, || engine.read(id)).await??;
     let attempts: Vec<PastAttempt> = record.history.attempts().collect();
     if attempts.is_empty() {
         return Some(0);
     }
-    let untried = patiently(engine, id, || engine.untried(id)).await?;
+    let untried = read_with_retries(engine, id, || engine.untried(id)).await?;
     let tries = attempts.iter().filter(|past| !untried.contains(&past.fence)).count();
     Some(u32::try_from(tries).unwrap_or(u32::MAX))
 }
 
 /// Reads from the store, and retries for a few seconds if it does not answer.
-async fn patiently<T, Fut>(engine: &Engine, id: RecordId, ask: impl Fn() -> Fut) -> Option<T>
+async fn read_with_retries<T, Fut>(
+    engine: &Engine,
+    id: RecordId,
+    ask: impl Fn() -> Fut,
+) -> Option<T>
 where
     Fut: Future<Output = Result<T, StoreError>>,
 {
@@ -267,7 +276,7 @@ where
             Ok(answer) => return Some(answer),
             Err(error) if pause > READ_PAUSE_MAX => {
                 let reference = id.reference();
-                tracing::warn!(%reference, %error, "a message was not tried: how often it was before is not known");
+                tracing::warn!(%reference, %error, "a message was not processed: the number of its earlier attempts could not be read");
                 return None;
             }
             Err(_) => engine.clock().sleep(pause).await,
@@ -303,7 +312,7 @@ fn received<E>(outcome: &Outcome, said: Option<AttemptResult<E>>) -> Received<E>
                 return Received::InProgress;
             };
             let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
-            let again = AGAIN_MIN.saturating_mul(doubled).min(AGAIN_MAX);
+            let again = REDELIVERY_PAUSE_MIN.saturating_mul(doubled).min(REDELIVERY_PAUSE_MAX);
             Received::Failed { again, attempts, error }
         }
         _ => Received::InProgress,
@@ -311,6 +320,6 @@ fn received<E>(outcome: &Outcome, said: Option<AttemptResult<E>>) -> Received<E>
 }
 
 fn poisoned(attempts: u32) -> Failure {
-    let detail = format!("it was tried {attempts} times and never succeeded");
+    let detail = format!("it failed {attempts} times and is not tried again");
     Failure { code: POISONED.to_owned(), detail }
 }

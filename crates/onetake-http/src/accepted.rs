@@ -114,7 +114,7 @@ impl AsyncWait {
                 (Promise::Elsewhere, answer @ Answer::WaitTimeout) if now >= self.due => {
                     // The operation is known to run on another node. So an unreachable store is no
                     // reason to run it here as well (S10).
-                    let Ok(young) = self.young_for(engine, operation.id).await else {
+                    let Ok(young) = self.wait_left(engine, operation.id).await else {
                         return answered(answer, work);
                     };
                     if now >= self.latest || young == Some(Duration::ZERO) {
@@ -137,7 +137,7 @@ impl AsyncWait {
     ///
     /// The attempt can be a later one than the attempt that this client first waited for. A fence
     /// is the store's time at the claim of the attempt.
-    async fn young_for(
+    async fn wait_left(
         &self,
         engine: &Engine,
         id: RecordId,

@@ -42,7 +42,7 @@ impl Identity {
     /// new operations.
     pub(crate) async fn admit(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
         if self.head.is_over(&**shared.engine.clock()) {
-            return Err(self.refused(deadline::over()));
+            return Err(self.refused(deadline::exceeded()));
         }
         let may_run = self.may_run(shared).await?;
         let waiting = AsyncWait::of(&self, shared).map(Box::new);

@@ -4,11 +4,33 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::request::Parts;
+use http::{HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
 use crate::BoxError;
+
+/// A mark in the extensions of a request: its body reports its end exactly
+/// ([`Body::is_end_stream`]), as the `Incoming` of hyper does for HTTP/2.
+///
+/// An HTTP/2 client can reset its stream with `NO_ERROR` in the middle of an upload. Hyper ends the
+/// body without an error then, as if the body were whole. With this mark, the layer takes only
+/// `END_STREAM` for the end of the body of an HTTP/2 request. It refuses a body that ends in
+/// another way as incomplete.
+///
+/// The gateway sets it. Set it in a service of your own if nothing stands between hyper and the
+/// layer that changes bodies: some middleware reports no end at all, and every request would be
+/// refused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExactEnd;
+
+impl ExactEnd {
+    /// Returns true if only `END_STREAM` ends the body of this request.
+    pub(crate) fn applies(parts: &Parts) -> bool {
+        parts.version == Version::HTTP_2 && parts.extensions.get::<Self>().is_some()
+    }
+}
 
 pin_project! {
     /// The body of a request to the inner service.
@@ -24,14 +46,15 @@ pin_project! {
 pin_project! {
     #[project = RequestProjection]
     enum RequestKind<B> {
-        Untouched { #[pin] body: B },
+        Untouched { #[pin] body: B, ends_exactly: bool },
         Read { data: Option<Bytes> },
     }
 }
 
 impl<B> RequestBody<B> {
-    pub(crate) fn untouched(body: B) -> Self {
-        Self { kind: RequestKind::Untouched { body } }
+    /// `ends_exactly`: see [`ExactEnd`].
+    pub(crate) fn untouched(body: B, ends_exactly: bool) -> Self {
+        Self { kind: RequestKind::Untouched { body, ends_exactly } }
     }
 
     pub(crate) fn read(data: Bytes) -> Self {
@@ -48,7 +71,15 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
-            RequestProjection::Untouched { body } => body.poll_frame(cx),
+            RequestProjection::Untouched { mut body, ends_exactly } => {
+                match ready!(body.as_mut().poll_frame(cx)) {
+                    // The client broke off its upload. There is no error to return, and the end
+                    // would make a part of the body look whole. The server drops the request
+                    // because its stream was reset, so nothing waits here for long.
+                    None if *ends_exactly && !body.is_end_stream() => Poll::Pending,
+                    frame => Poll::Ready(frame),
+                }
+            }
             RequestProjection::Read { data } => {
                 Poll::Ready(data.take().map(|data| Ok(Frame::data(data))))
             }
@@ -57,14 +88,14 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            RequestKind::Untouched { body } => body.is_end_stream(),
+            RequestKind::Untouched { body, .. } => body.is_end_stream(),
             RequestKind::Read { data } => data.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            RequestKind::Untouched { body } => body.size_hint(),
+            RequestKind::Untouched { body, .. } => body.size_hint(),
             RequestKind::Read { data } => exact(data.as_ref()),
         }
     }
@@ -169,8 +200,9 @@ impl<B> std::fmt::Debug for ResponseBody<B> {
 
 /// Result of reading a body up to a limit.
 pub(crate) enum BodyRead<B> {
-    /// The whole body.
-    Whole { data: Bytes, trailers: Option<HeaderMap> },
+    /// The whole body, as far as the body tells. `is_end` is true if it reported its end: see
+    /// [`ExactEnd`].
+    Whole { data: Bytes, trailers: Option<HeaderMap>, is_end: bool },
     /// The body is larger than `max`. `read` is the part read so far, `rest` is the remaining
     /// stream.
     TooLarge { read: Bytes, rest: Pin<Box<B>> },
@@ -203,7 +235,7 @@ where
             Err(other) => trailers = other.into_trailers().ok(),
         }
     }
-    Ok(BodyRead::Whole { data: gathered.finish(), trailers })
+    Ok(BodyRead::Whole { data: gathered.finish(), trailers, is_end: body.is_end_stream() })
 }
 
 /// Collects frames into one piece of bytes. A body of one frame, the usual case, is not copied.
@@ -246,7 +278,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_knows_its_size_and_its_end() {
-        let untouched = RequestBody::untouched(full("four"));
+        let untouched = RequestBody::untouched(full("four"), true);
         assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
         let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"));
         assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(4), false));
@@ -254,6 +286,31 @@ mod tests {
         assert_eq!(frame.into_data().unwrap(), "four");
         assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(0), true));
         assert_eq!(format!("{read:?}"), "RequestBody");
+    }
+
+    /// A body that ends without an end, as hyper's does after a reset with NO_ERROR.
+    fn reset() -> impl Body<Data = Bytes, Error = std::convert::Infallible> + Unpin {
+        let frame = Ok(Frame::data(Bytes::from_static(b"four")));
+        http_body_util::StreamBody::new(futures_util::stream::iter([frame]))
+    }
+
+    #[tokio::test]
+    async fn a_request_that_was_reset_never_ends() {
+        use futures_util::FutureExt;
+        let mut exact = RequestBody::untouched(reset(), true);
+        assert!(exact.frame().await.unwrap().is_ok());
+        assert!(exact.frame().now_or_never().is_none());
+        let mut other = RequestBody::untouched(reset(), false);
+        assert!(other.frame().await.unwrap().is_ok());
+        assert!(other.frame().await.is_none());
+        let Ok(BodyRead::Whole { is_end, .. }) = read(reset(), 9).await else {
+            panic!("it is small")
+        };
+        assert!(!is_end);
+        let Ok(BodyRead::Whole { is_end, .. }) = read(full("four"), 9).await else {
+            panic!("small")
+        };
+        assert!(is_end);
     }
 
     #[tokio::test]

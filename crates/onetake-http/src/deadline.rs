@@ -19,7 +19,7 @@ const X_REQUEST_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-time
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// The longest time left. A longer one is probably a mistake in the unit, and is cut to this.
-const LEFT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+const TIME_LEFT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The deadline of a request, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ impl Deadline {
         }
         let Some(left) = left else { return Ok(None) };
         if left.is_zero() {
-            return Err(over());
+            return Err(exceeded());
         }
-        Ok(Some(Self(clock.monotonic().saturating_add(left.min(LEFT_MAX)))))
+        Ok(Some(Self(clock.monotonic().saturating_add(left.min(TIME_LEFT_MAX)))))
     }
 
     /// Returns the time left, or zero if the deadline is over.
@@ -124,21 +124,21 @@ fn grpc(text: &str) -> Option<Duration> {
 fn invalid(name: &HeaderName) -> Problem {
     let form = match name.as_str() {
         "x-request-deadline" => {
-            "one moment, such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
+            "one time, such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
         }
         "x-request-timeout-ms" => "one number of milliseconds, such as 2500",
         _ => "one number of at most eight digits and a unit (H, M, S, m, u or n), such as 2500m",
     };
     Problem::new(
         Code::DeadlineInvalid,
-        format!("The header {name} cannot be read: write {form}. Nothing was run."),
+        format!("The header {name} is invalid: send {form}. Nothing was run."),
     )
 }
 
-pub(crate) fn over() -> Problem {
+pub(crate) fn exceeded() -> Problem {
     Problem::new(
         Code::DeadlineExceeded,
-        "The request's own deadline is over. Nothing was run now; an earlier attempt may have been. A retry with the same key and a later deadline tells.",
+        "The request's own deadline has passed. Nothing was run by this request, but an earlier attempt may have run. Retry with the same key and a later deadline.",
     )
 }
 
@@ -171,7 +171,10 @@ mod tests {
         assert_eq!(read("grpc-timeout", "2H"), Ok(Some(Duration::from_secs(7200))));
         assert_eq!(read("grpc-timeout", "2000m"), two);
         assert_eq!(read("grpc-timeout", "2000000u"), two);
-        assert_eq!(read("x-request-timeout-ms", "99999999999999999999999"), Ok(Some(LEFT_MAX)));
+        assert_eq!(
+            read("x-request-timeout-ms", "99999999999999999999999"),
+            Ok(Some(TIME_LEFT_MAX))
+        );
         assert_eq!(read("x-other", "1"), Ok(None));
     }
 

@@ -15,7 +15,7 @@ use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
-use crate::body::{self, BodyRead, RequestBody};
+use crate::body::{self, BodyRead, ExactEnd, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
@@ -35,7 +35,7 @@ const LEASE_MIN: Duration = Duration::from_millis(100);
 /// The least time by which a record outlives the issued key that it was made for (S15).
 ///
 /// The route may have had another ttl when the key was issued, and the clocks of nodes differ.
-const OUTLIVES: Duration = Duration::from_secs(60);
+const RECORD_OUTLIVES_KEY_MIN: Duration = Duration::from_secs(60);
 
 /// A keyed request whose body is in memory.
 pub(crate) struct Received {
@@ -76,13 +76,22 @@ impl Head {
     {
         let place = Arc::clone(&shared.bodies).try_acquire_owned();
         let place = place.map_err(|_| self.refused(overloaded()))?;
-        let data = self.read_body(shared, body).await.map_err(|problem| self.refused(problem))?;
+        let ends_exactly = ExactEnd::applies(&parts);
+        let data = self
+            .read_body(shared, body, ends_exactly)
+            .await
+            .map_err(|problem| self.refused(problem))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
         let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
         Ok(Received { head: self, parts, payload, place })
     }
 
-    async fn read_body<Req>(&self, shared: &LayerState, body: Req) -> Result<Bytes, Problem>
+    async fn read_body<Req>(
+        &self,
+        shared: &LayerState,
+        body: Req,
+        ends_exactly: bool,
+    ) -> Result<Bytes, Problem>
     where
         Req: Body<Data = Bytes>,
     {
@@ -93,18 +102,26 @@ impl Head {
             read = body::read(body, max) => read,
             () = clock.sleep(self.within(self.policy.request_timeout, clock)) => {
                 let is_over = self.deadline.is_some_and(|deadline| deadline.left(clock).is_zero());
-                return Err(if is_over { deadline::over() } else { incomplete("did not arrive in time") });
+                return Err(if is_over { deadline::exceeded() } else { incomplete("did not arrive in time") });
             }
         };
         match read {
+            Ok(BodyRead::Whole { is_end: false, .. }) if ends_exactly => {
+                Err(incomplete("broke off"))
+            }
             Ok(BodyRead::Whole { data, .. }) => Ok(data),
-            Ok(BodyRead::TooLarge { .. }) => Err(Problem::new(
-                Code::RequestBodyTooLarge,
-                format!(
-                    "The body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
-                ),
-            )),
-            Err(_) => Err(incomplete("broke off")),
+            Ok(BodyRead::TooLarge { .. }) => {
+                tracing::debug!(
+                    route = self.policy.label,
+                    max,
+                    "a request body is larger than max_request_body of its route"
+                );
+                let detail = format!(
+                    "The body has more than {max} bytes, the maximum of this route for requests with a key. Send a smaller body. Nothing was run."
+                );
+                Err(Problem::new(Code::RequestBodyTooLarge, detail))
+            }
+            Err(_) => Err(incomplete("ended early")),
         }
     }
 }
@@ -149,7 +166,7 @@ fn operation(shared: &LayerState, head: &Head, name: &Name, print: Fingerprint) 
     let (current, earlier) = shared.secrets.seal(print);
     let mut terms = policy.kept_terms();
     if let Some(until) = head.issued_until {
-        terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
+        terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(RECORD_OUTLIVES_KEY_MIN));
     }
     // The run ends at the deadline, so a retry should not have to wait for a longer lease. On async
     // routes the run continues after the deadline, so the lease stays as it is.
@@ -182,13 +199,13 @@ fn check_length(parts: &Parts, data: &Bytes) -> Result<(), Problem> {
         return Ok(());
     };
     let length = length.to_str().ok().and_then(|text| text.parse::<usize>().ok());
-    if length == Some(data.len()) { Ok(()) } else { Err(incomplete("broke off")) }
+    if length == Some(data.len()) { Ok(()) } else { Err(incomplete("ended early")) }
 }
 
 pub(crate) fn incomplete(what: &str) -> Problem {
     Problem::new(
         Code::RequestBodyIncomplete,
-        format!("The request's body {what}. Nothing was run; retry with the same key."),
+        format!("The request body {what}. Nothing was run. Retry with the same key."),
     )
 }
 

@@ -26,10 +26,11 @@ use tower_service::Service;
 
 use crate::BoxError;
 use crate::admit::Admitted;
-use crate::body::{RequestBody, ResponseBody};
+use crate::body::{ExactEnd, RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::head::Head;
 use crate::identify::Identified;
+use crate::key;
 use crate::layer::LayerState;
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
@@ -63,7 +64,7 @@ where
         Err(refusal) => Ok(refusal.respond(trace)),
         Ok(NextStep::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
         Ok(NextStep::PassOn(parts, body, _place)) => {
-            trace.became("passed_on");
+            trace.set_outcome("passed_on");
             let is_inside = is_inside(&parts);
             let mut response = inner.call(Request::from_parts(*parts, body)).await?;
             // Clients never get `Onetake-Outcome`. If another layer runs this operation around this
@@ -93,8 +94,12 @@ where
             parts.headers.remove(IDEMPOTENCY_FENCE);
             parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
         }
-        return Ok(NextStep::PassOn(parts, RequestBody::untouched(body), None));
+        let body = RequestBody::untouched(body, ExactEnd::applies(&parts));
+        return Ok(NextStep::PassOn(parts, body, None));
     };
+    if head.name.is_some() {
+        key::write_once(&mut parts.headers);
+    }
     let received = head.receive(shared, parts, body).await?;
     match received.identify(shared)? {
         Identified::PassOn(parts, body, place) => Ok(NextStep::PassOn(parts, body, Some(place))),

@@ -118,7 +118,7 @@ where
     let (parts, body) = response.into_parts();
     let (status, headers) = (parts.status, &parts.headers);
     Ok(match read(body, body_max).await? {
-        BodyRead::Whole { data, trailers } => {
+        BodyRead::Whole { data, trailers, .. } => {
             let data = match status {
                 // Responses with these statuses have no body.
                 StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Bytes::new(),
@@ -199,7 +199,7 @@ pub(crate) fn replay<B>(
         None => recorded(recording).map_err(|_| unreadable())?,
     };
     let Some(body) = body else {
-        let detail = "The operation ran and its outcome is recorded, but its body was not kept: it was too large, or a stream. It is not run again.";
+        let detail = "The operation ran and its outcome is recorded, but the response body was too large to keep, or a stream. The operation is not run again.";
         let location = headers.remove(LOCATION);
         return Err(Problem::new(Code::ResponseNotReplayable, detail).recorded(status, location));
     };
@@ -217,7 +217,7 @@ pub(crate) fn replay<B>(
 fn unreadable() -> Problem {
     Problem::new(
         Code::StoreUnavailable,
-        "The outcome is recorded, but this version cannot read the recording. It is not run again.",
+        "The outcome is recorded, but this version of the service cannot read it. The operation is not run again.",
     )
 }
 

@@ -52,7 +52,7 @@ impl Refusal {
 
     pub(crate) fn respond<Res>(self, trace: &Trace) -> Response<ResponseBody<Res>> {
         let RefusedRequest { problem, reference, answers } = *self.0;
-        trace.told(problem.code(), reference);
+        trace.set_problem(problem.code(), reference);
         answers.tell(problem, reference).map(whole)
     }
 }
@@ -73,7 +73,7 @@ pub(crate) struct Responder<'a> {
 impl Responder<'_> {
     pub(crate) fn problem<Res>(&self, problem: Problem) -> Response<ResponseBody<Res>> {
         let reference = self.id.reference();
-        self.trace.told(problem.code(), Some(reference));
+        self.trace.set_problem(problem.code(), Some(reference));
         self.policy.problem_format().tell(problem, Some(reference)).map(whole)
     }
 
@@ -99,7 +99,7 @@ impl Responder<'_> {
     }
 
     /// Answers by a record that another attempt, a reconciler or an operator has changed.
-    fn stands<Res>(&self, record: &Arc<Record>) -> Response<ResponseBody<Res>> {
+    fn answer_by_record<Res>(&self, record: &Arc<Record>) -> Response<ResponseBody<Res>> {
         match Answer::of(record) {
             Some(answer @ (Answer::Replay(_) | Answer::Failed(_))) => self.answer(&answer),
             _ => self.problem(in_progress()),
@@ -126,7 +126,7 @@ impl Responder<'_> {
             (Settling::Recorded(_), Ran::Failed(error)) => return Err(error),
             // Another attempt took over, or this one was settled elsewhere. This result is not the
             // outcome.
-            (Settling::Stale(Some(record)), _) => self.stands(record),
+            (Settling::Stale(Some(record)), _) => self.answer_by_record(record),
             (Settling::Stale(None), _) => self.problem(in_progress()),
             (Settling::Pending, _) => self.problem(pending()),
         })
@@ -138,7 +138,7 @@ impl Responder<'_> {
         self.panicked(if self.policy.terms.on_unknown.runs_again() {
             "Retry with the same key."
         } else {
-            "It is not run again."
+            "The operation is not run again."
         })
     }
 
@@ -146,7 +146,7 @@ impl Responder<'_> {
     pub(crate) fn panicked<Res>(&self, then: &str) -> Response<ResponseBody<Res>> {
         self.problem(Problem::new(
             Code::PreviousAttemptFailed,
-            format!("The operation failed in the middle. Its outcome is not known. {then}"),
+            format!("The operation failed while it was running. Its outcome is unknown. {then}"),
         ))
     }
 }
@@ -154,7 +154,7 @@ impl Responder<'_> {
 fn pending() -> Problem {
     Problem::new(
         Code::OutcomePending,
-        "The operation ran, but the store does not take its outcome at the moment, so it cannot be shown yet. It is being recorded; retry with the same key.",
+        "The operation ran, but its outcome could not be saved yet, so it cannot be shown. Retry with the same key, and do not use a new one.",
     )
     .retry_after(2)
 }

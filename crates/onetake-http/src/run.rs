@@ -15,7 +15,7 @@ use http::header::{
 };
 use http::request;
 use http::response::Parts;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
@@ -121,19 +121,19 @@ impl<S, Req> OperationWork<S, Req> {
         }
         // The claim was granted after the client's deadline.
         if self.call.head.is_over(clock) {
-            return Some((Verdict::Release, deadline::over()));
+            return Some((Verdict::Release, deadline::exceeded()));
         }
         if let Some(route) = self.call.transactional_route()
             && self.shared.misfits.has(&route)
         {
             tracing::error!(
                 route,
-                "an operation was refused: the handler of its transactional route does not take InTransaction"
+                "an operation was refused: the handler of its transactional route has no InTransaction argument"
             );
             return Some((Verdict::Release, misconfigured()));
         }
         // The issued key has expired. Its record had an outcome, and expired before the claim.
-        (!self.may_run).then(|| (Verdict::Fail(issued::spent()), issued::invalid()))
+        (!self.may_run).then(|| (Verdict::Fail(issued::expired_failure()), issued::invalid()))
     }
 }
 
@@ -170,7 +170,7 @@ impl<S, Req> OperationWork<S, Req> {
         }
         let Self { mut inner, call, kept_from, ref shared, started, .. } = self;
         let (policy, run_max) = (Arc::clone(&call.head.policy), call.head.run_max(clock));
-        let route = call.transactional_route();
+        let (route, has_proof) = (call.transactional_route(), !call.head.proof.is_empty());
         let progress = route.is_some().then(Arc::<Progress>::default);
         let request = call.into_request(shared, lease, progress.clone());
         if lease.start().is_err() {
@@ -188,12 +188,20 @@ impl<S, Req> OperationWork<S, Req> {
         match called {
             Some(Ok(Ok(response))) => {
                 let policy = &*policy;
-                let answered =
-                    Answered { lease, shared, policy, until, kept_from, transaction, route };
+                let answered = Answered {
+                    lease,
+                    shared,
+                    policy,
+                    until,
+                    kept_from,
+                    transaction,
+                    route,
+                    has_proof,
+                };
                 answered.conclude(response).await
             }
             Some(Ok(Err(error))) => {
-                let cause = Cause::Reported("the service failed without an answer".to_owned());
+                let cause = Cause::Reported("the service failed without a response".to_owned());
                 (without_answer(transaction, cause), Ran::Failed(error))
             }
             Some(Err(_)) if transaction.is_some_and(Evidence::may_have_effect) => {
@@ -269,6 +277,10 @@ struct Answered<'a> {
     transaction: Option<Evidence>,
     /// The name of a transactional route.
     route: Option<String>,
+    /// True if the fingerprint has a proof of the caller: [`Caller::proof`].
+    ///
+    /// [`Caller::proof`]: crate::tenant::Caller::proof
+    has_proof: bool,
 }
 
 impl Answered<'_> {
@@ -281,11 +293,11 @@ impl Answered<'_> {
         let clock = self.shared.engine.clock();
         let mut report = AttemptReport::take(&mut response);
         let ResponseResult { mut disposition, cause, word } =
-            fate(&mut response, &mut report, self.policy);
+            disposition_of(&mut response, &mut report, self.policy);
         let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
         if report.finished == Some(attempt) {
-            return self.look(response);
+            return self.conclude_committed(response);
         }
         if let Some(evidence) = self.transaction {
             match rule(evidence, response.status(), word, disposition) {
@@ -299,7 +311,7 @@ impl Answered<'_> {
                     let (route, status) = (self.route, response.status().as_u16());
                     tracing::error!(
                         route, %reference, status,
-                        "a handler answered with success and did not commit its transaction, which is rolled back: the response is not shown. Return what tx.commit(response, messages) returns"
+                        "a handler answered with success but did not commit its transaction: the transaction is rolled back, and the response is not sent. Return the result of tx.commit(response, messages)"
                     );
                     return (Verdict::Release, Ran::Broken(misconfigured()));
                 }
@@ -313,6 +325,11 @@ impl Answered<'_> {
             // If a client got a 202, or may have got one, the response is recorded instead: the
             // outcome was promised.
             Disposition::Release if !is_kept && self.lease.may_release() => {
+                // The fingerprint has the password, which the service refused. The retry with the
+                // right one must not be a mismatch.
+                if self.has_proof && response.status() == StatusCode::UNAUTHORIZED {
+                    self.lease.disown();
+                }
                 (Verdict::Release, Ran::Responded(response.map(ResponseBody::untouched)))
             }
             Disposition::Unknown => {
@@ -329,7 +346,7 @@ impl Answered<'_> {
     /// Concludes an attempt whose response was recorded by its own transaction. The response is
     /// shown only if the outcome is in the store. The verdict applies only if it is not: a
     /// settlement cannot change a completed record.
-    fn look<Res, E>(&self, response: Response<Res>) -> Concluded<Res, E> {
+    fn conclude_committed<Res, E>(&self, response: Response<Res>) -> Concluded<Res, E> {
         let response = response.map(ResponseBody::untouched);
         let (verdict, otherwise) = match self.transaction {
             Some(evidence) if !evidence.may_have_effect() => (Verdict::Release, not_committed()),
@@ -346,13 +363,13 @@ impl Answered<'_> {
         if evidence != Evidence::NeverTaken {
             tracing::error!(
                 route, %reference,
-                "a handler of a transactional route answered with success outside of InTransaction: if its process dies, its effect may be repeated. Begin and commit its transaction through InTransaction"
+                "a handler of a transactional route answered with success outside InTransaction: if its process dies, its effect may be repeated. Begin and commit the transaction through InTransaction"
             );
             return;
         }
         tracing::error!(
             route, %reference,
-            "the handler of a transactional route does not take InTransaction: if its process dies, its effect may be repeated. The route refuses new operations until this process ends"
+            "the handler of a transactional route has no InTransaction argument: if its process dies, its effect may be repeated. The route refuses new operations until this process is restarted with a corrected handler"
         );
         route.into_iter().for_each(|route| self.shared.misfits.add(route));
     }
@@ -384,7 +401,8 @@ impl Answered<'_> {
             }
         };
         let Ok(read) = read else {
-            let cause = "the upstream broke off in the middle of its answer".to_owned();
+            let cause =
+                "the upstream closed the connection before the end of its response".to_owned();
             let verdict = without_answer(transaction, Cause::Reported(cause));
             return (verdict, Ran::Broken(interrupted()));
         };
@@ -405,7 +423,7 @@ struct ResponseResult {
 /// Returns the disposition of the attempt, and its cause if that is unknown. The header
 /// `Onetake-Outcome` counts first. Second is the report of a service that knows more than its
 /// status says. Last are the route's status rules.
-fn fate<Res>(
+fn disposition_of<Res>(
     response: &mut Response<Res>,
     report: &mut AttemptReport,
     policy: &Policy,
@@ -414,7 +432,7 @@ fn fate<Res>(
     let header = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
     let (disposition, cause) = match (header, report.disposition) {
         (Some(word), _) => {
-            let cause = "the operation itself said that it does not know (Onetake-Outcome)";
+            let cause = "the service reported an unknown outcome (Onetake-Outcome: unknown)";
             (word, Cause::Reported(cause.to_owned()))
         }
         (None, Some(reported)) => (reported, report.cause.take().unwrap_or(Cause::Interrupted)),
@@ -458,9 +476,9 @@ pub(crate) fn recording_of<Res>(
 ) -> (Recording, ResponseBody<Res>) {
     let (status, headers) = (parts.status, &parts.headers);
     match read {
-        BodyRead::Whole { data, trailers } => {
+        BodyRead::Whole { data, trailers, .. } => {
             let value = value.filter(|_| trailers.is_none());
-            let value = value.and_then(|value| value.told_by(&data, true));
+            let value = value.and_then(|value| value.recording_if_body_is(&data, true));
             let recording = value
                 .unwrap_or_else(|| record(status, headers, Some(own(&data)), trailers.as_ref()));
             (recording, ResponseBody::whole(data, trailers))
@@ -468,7 +486,7 @@ pub(crate) fn recording_of<Res>(
         // The outcome is recorded without its body, so it cannot be replayed. The recording is
         // durable before a byte of the response is sent.
         BodyRead::TooLarge { read, rest } => {
-            let value = value.and_then(|value| value.told_by(&read, false));
+            let value = value.and_then(|value| value.recording_if_body_is(&read, false));
             let recording = value.unwrap_or_else(|| record(status, headers, None, None));
             (recording, ResponseBody::rest(read, rest))
         }
@@ -505,20 +523,20 @@ fn not_committed() -> Problem {
 fn outcome_unknown() -> Problem {
     Problem::new(
         Code::PreviousAttemptFailed,
-        "The operation ended without an outcome, and may have had its effect. It is not run again.",
+        "The operation ended without an outcome, and may have had its effect. It is not run again. Find out its outcome before you use a new key.",
     )
 }
 
-pub(crate) fn too_slow() -> Problem {
+fn too_slow() -> Problem {
     Problem::new(
         Code::UpstreamTimeout,
-        "The operation took longer than it may (upstream_timeout, or the request's own deadline). Its outcome is not known.",
+        "The operation exceeded its time limit or the deadline of the request. Its outcome is unknown. Retry with the same key, and do not use a new one.",
     )
 }
 
 fn interrupted() -> Problem {
     Problem::new(
         Code::UpstreamInterrupted,
-        "The upstream broke off in the middle of its answer. The outcome is not known.",
+        "The upstream closed the connection before the end of its response. The outcome is unknown. Retry with the same key, and do not use a new one.",
     )
 }

@@ -68,11 +68,11 @@ impl Trace {
     }
 
     /// Notes the result of the request, in one word.
-    pub(crate) fn became(&self, outcome: &'static str) {
+    pub(crate) fn set_outcome(&self, outcome: &'static str) {
         self.note(|noted| noted.outcome = Some(outcome));
     }
 
-    /// Notes the result of a request with a key, like [`Self::became`].
+    /// Notes the result of a request with a key, like [`Self::set_outcome`].
     pub(crate) fn keyed(&self, outcome: &'static str, reference: Reference, fence: Option<Fence>) {
         self.note(|noted| {
             noted.outcome = Some(outcome);
@@ -81,7 +81,7 @@ impl Trace {
         });
     }
 
-    pub(crate) fn told(&self, code: Code, reference: Option<Reference>) {
+    pub(crate) fn set_problem(&self, code: Code, reference: Option<Reference>) {
         self.note(|noted| {
             noted.outcome = Some(outcome(code));
             noted.problem = Some(code);

@@ -50,12 +50,12 @@ impl Item for Settlement {
 }
 
 /// The duration after which a write no longer counts in the decision about another write.
-const SLOW: Duration = Duration::from_millis(10);
+const SLOW_WRITE: Duration = Duration::from_millis(10);
 /// The maximum number of times that a writer yields before it takes a batch.
-const TURNS_MAX: usize = 16;
+const YIELDS_MAX: usize = 16;
 /// The number of yields without a new item after which the writer takes its batch. During the first
 /// of them, other tasks may be at work on another thread.
-const QUIET_TURNS: usize = 2;
+const QUIET_YIELDS: usize = 2;
 
 type WriteFn<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
 type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
@@ -200,7 +200,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
 }
 
 fn lost() -> StoreError {
-    StoreError::new(StoreErrorKind::Indeterminate, "the store ended without an answer")
+    StoreError::new(StoreErrorKind::Indeterminate, "the store returned no result")
 }
 
 impl<T, R> BatchState<T, R> {
@@ -261,15 +261,15 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
         let answers = tokio::select! {
             biased;
             answers = &mut writing => answers,
-            () = shared.clock.sleep(SLOW), if shared.writers_max > 1 && !shared.is_eager() => {
-                self.count_no_more();
+            () = shared.clock.sleep(SLOW_WRITE), if shared.writers_max > 1 && !shared.is_eager() => {
+                self.stop_counting();
                 Self::start_if_needed(&shared);
                 writing.await
             }
         };
         self.written();
         for (reply, answer) in replies.into_iter().zip(answers) {
-            let _gone = reply.send(answer);
+            let _receiver_dropped = reply.send(answer);
         }
         true
     }
@@ -282,11 +282,11 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
             return tokio::task::yield_now().await;
         }
         let (mut waiting, mut quiet) = (0, 0);
-        for _ in 0..TURNS_MAX {
+        for _ in 0..YIELDS_MAX {
             tokio::task::yield_now().await;
             let now = self.shared.lock().waiting.len();
             quiet = if now > waiting { 0 } else { quiet + 1 };
-            if quiet == QUIET_TURNS {
+            if quiet == QUIET_YIELDS {
                 return;
             }
             waiting = now;
@@ -345,7 +345,7 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
     }
 
     /// Removes a slow batch from the count, so that other items do not wait for it.
-    fn count_no_more(&mut self) {
+    fn stop_counting(&mut self) {
         self.shared.lock().under_way -= std::mem::take(&mut self.batch);
     }
 
@@ -604,7 +604,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(futures_util::poll!(&mut later).is_pending(), "one is not worth a write yet");
-        clock.advance(SLOW);
+        clock.advance(SLOW_WRITE);
         assert_eq!(later.await.unwrap(), 1);
         assert_eq!(lane.submit(renew(5)).await.unwrap(), 1, "nor do those behind it wait");
         gate.add_permits(1);

@@ -13,7 +13,7 @@ use crate::store::{Due, Settled, Settlement, Transition};
 use super::{Engine, Inner};
 
 /// The number of audit entries that are written at once.
-const NOTES_AT_ONCE: usize = 16;
+const AUDIT_WRITES_MAX: usize = 16;
 
 /// The intervals and batch sizes of the reaper and the sweeper.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +60,7 @@ impl Engine {
 async fn reaper(engine: Arc<Inner>, plan: Housekeeping) {
     loop {
         while reap(&engine, plan.reap_batch).await >= plan.reap_batch {}
-        if !rest(&engine, plan.reap_interval).await {
+        if !pause_unless_stopped(&engine, plan.reap_interval).await {
             return;
         }
     }
@@ -71,7 +71,7 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         Ok(found) => found,
         Err(error) => {
             engine.failed(&error);
-            tracing::warn!(%error, "abandoned operations could not be looked for");
+            tracing::warn!(%error, "searching for abandoned attempts failed; the next reaper run tries again");
             return 0;
         }
     };
@@ -88,7 +88,7 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         })
         .collect();
     futures_util::stream::iter(&passed_over)
-        .for_each_concurrent(NOTES_AT_ONCE, |record| audit(engine, record))
+        .for_each_concurrent(AUDIT_WRITES_MAX, |record| audit(engine, record))
         .await;
     passed_over.len()
 }
@@ -100,11 +100,11 @@ pub(super) async fn audit(engine: &Inner, record: &Record) {
         engine.metrics.unknown.increment(1);
         tracing::warn!(
             %reference,
-            "an operation's lease and grace ended without a word from it: its outcome is unknown"
+            "the lease and grace of an attempt ended without a report: its outcome is unknown"
         );
     } else {
         engine.metrics.released.increment(1);
-        tracing::info!(%reference, "an operation's lease and grace ended, and it is rolled back");
+        tracing::info!(%reference, "the lease and grace of a transactional attempt ended: it is released, and its transaction can no longer commit");
     }
     let entry = AuditEntry {
         place: AuditPosition::new(engine.clock.now(), &*engine.rng),
@@ -114,17 +114,17 @@ pub(super) async fn audit(engine: &Inner, record: &Record) {
         ended: AuditResult::Done,
         before: "running".to_owned(),
         by: "reaper".to_owned(),
-        reason: "its lease and grace ended without a word from it".to_owned(),
+        reason: "the lease and grace ended without a report from the attempt".to_owned(),
     };
     // A failure here is only logged: the change is done, and the record itself holds the cause.
-    if let Err(error) = engine.patiently(engine.store.audit(entry)).await {
-        tracing::warn!(%reference, %error, "what the reaper did could not be noted");
+    if let Err(error) = engine.within_timeout(engine.store.audit(entry)).await {
+        tracing::warn!(%reference, %error, "the audit entry of an expired lease could not be written");
     }
 }
 
 async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
     loop {
-        if !rest(&engine, plan.sweep_interval).await {
+        if !pause_unless_stopped(&engine, plan.sweep_interval).await {
             return;
         }
         loop {
@@ -135,16 +135,16 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
                     if swept.unknown > 0 {
                         tracing::warn!(
                             count = swept.unknown,
-                            "keys expired whose outcome nobody ever knew"
+                            "keys expired with an unknown outcome: a retry of them runs the operation again"
                         );
                     }
-                    if !swept.more || !rest(&engine, plan.sweep_pause).await {
+                    if !swept.more || !pause_unless_stopped(&engine, plan.sweep_pause).await {
                         break;
                     }
                 }
                 Err(error) => {
                     engine.failed(&error);
-                    tracing::warn!(%error, "expired keys could not be swept; it is tried again");
+                    tracing::warn!(%error, "the sweep of expired keys failed; it is tried again");
                     break;
                 }
             }
@@ -153,7 +153,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
 }
 
 /// Waits. Returns false if the engine stops meanwhile.
-pub(super) async fn rest(engine: &Inner, duration: Duration) -> bool {
+pub(super) async fn pause_unless_stopped(engine: &Inner, duration: Duration) -> bool {
     let clock: &dyn Clock = &*engine.clock;
     tokio::select! {
         biased;

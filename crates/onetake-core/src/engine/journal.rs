@@ -15,17 +15,17 @@ use futures_util::future::BoxFuture;
 use crate::record::{Record, State};
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
-use super::housekeeping::rest;
+use super::housekeeping::pause_unless_stopped;
 use super::{Engine, Inner, lost_claim};
 
 /// The time for which shutdown waits for settlements under way to notice that the engine stopped.
-const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before journal entries are tried again; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The pause between two checks for entries that another process has left.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Settlements that were kept together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl Inner {
         tokio::select! {
             biased;
             () = self.settling.wait() => {}
-            () = self.clock.sleep(HAND_OVER_PATIENCE) => {}
+            () = self.clock.sleep(HAND_OVER_TIMEOUT) => {}
         }
         let unwritten =
             std::mem::take(&mut *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner));
@@ -87,17 +87,20 @@ impl Inner {
         }
         let count = unwritten.len();
         let Some(journal) = self.journal.get() else {
-            tracing::error!(count, "outcomes could not be written: they are unknown from now on");
+            tracing::error!(
+                count,
+                "outcomes could not be saved, and there is no journal: they are lost, and their keys become unknown"
+            );
             return;
         };
         match journal.keep(unwritten).await {
             Ok(()) => tracing::warn!(
                 count,
-                "outcomes could not be written; they wait in the journal for the next start"
+                "outcomes could not be saved to the store; the journal keeps them for the next start"
             ),
             Err(error) => tracing::error!(
                 count, %error,
-                "outcomes could be written neither to the store nor to the journal: they are unknown from now on"
+                "outcomes could be saved neither to the store nor to the journal: they are lost, and their keys become unknown"
             ),
         }
     }
@@ -111,13 +114,13 @@ async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     let mut left = HashSet::new();
     loop {
         match finish(&engine, &*journal, &mut left).await {
-            Ok(()) => pause = LOOK_EVERY,
+            Ok(()) => pause = CHECK_INTERVAL,
             Err(error) => {
-                tracing::warn!(%error, "what the journal kept could not be settled yet; it is tried again");
+                tracing::warn!(%error, "outcomes in the journal could not be settled yet; this is tried again");
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
-        if !rest(&engine, pause).await {
+        if !pause_unless_stopped(&engine, pause).await {
             return;
         }
     }
@@ -163,7 +166,7 @@ async fn finish(
                 Err(error) if error.kind() == StoreErrorKind::Invalid => {
                     tracing::error!(
                         reference = %settlement.id.reference(), %error,
-                        "an outcome from the journal is refused by the store"
+                        "the store refused an outcome from the journal"
                     );
                     is_refused = true;
                 }
@@ -177,10 +180,7 @@ async fn finish(
             (true, _) => {}
             (false, true) => drop(left.insert(name)), // The next start tries it again.
             (false, false) => match journal.let_go(name).await {
-                Ok(()) => tracing::info!(
-                    count,
-                    "outcomes that an earlier process could not write are settled"
-                ),
+                Ok(()) => tracing::info!(count, "outcomes from the journal were settled"),
                 Err(error) => drop(unsettled.get_or_insert(error)),
             },
         }
@@ -192,7 +192,7 @@ async fn finish(
 fn report(settlement: &Settlement, current: Option<&Record>) {
     if settlement.transition == Transition::Release {
         // The attempt had no effect, so nothing is lost.
-        tracing::debug!(reference = %settlement.id.reference(), "there was nothing to release");
+        tracing::debug!(reference = %settlement.id.reference(), "a release from the journal found nothing to release");
         return;
     }
     let stands = current.map_or("forgotten", |record| record.state.name());
@@ -204,11 +204,11 @@ fn report(settlement: &Settlement, current: Option<&Record>) {
         _ => false,
     };
     if is_ours {
-        tracing::info!(%reference, "an outcome from the journal is recorded already");
+        tracing::info!(%reference, "an outcome from the journal was already recorded");
         return;
     }
     tracing::error!(
         %reference, stands,
-        "an outcome from the journal changes nothing: the key was settled otherwise meanwhile"
+        "an outcome from the journal was not recorded: the key has another outcome, or was forgotten"
     );
 }

@@ -18,7 +18,7 @@ use crate::transaction::UNFINISHED;
 use super::flight::{Flight, Landing};
 use super::renewal::LeaseState;
 use super::tasks::in_span;
-use super::{Attempt, Engine, EngineError, Operation, SPANS};
+use super::{Attempt, Engine, EngineError, Operation, SPANS, never_started};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -37,6 +37,8 @@ pub struct Lease {
     flying: Option<Flying>,
     fence: Fence,
     started: AtomicBool,
+    /// True if the payload counts as never tried, although the attempt started.
+    disowned: AtomicBool,
     lease_state: Arc<LeaseState>,
     engine: Engine,
 }
@@ -55,7 +57,7 @@ struct Flying {
 /// The error for a lease with too little time left to start: the key may be granted to another
 /// attempt at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the lease is over, or about to be")]
+#[error("the lease has ended, or is about to end")]
 pub struct LeaseLost;
 
 /// The result of a settlement.
@@ -98,6 +100,7 @@ impl Lease {
             }),
             fence,
             started: AtomicBool::new(false),
+            disowned: AtomicBool::new(false),
             lease_state,
             engine: engine.clone(),
         }
@@ -155,6 +158,14 @@ impl Lease {
         self.lease_state.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
     }
 
+    /// Lets a release of this attempt leave no payload behind, as if the attempt had never started.
+    ///
+    /// Use it if the caller was not allowed to try the operation at all, such as one with a wrong
+    /// password. Otherwise that caller would block the key for the right payload.
+    pub fn disown(&self) {
+        self.disowned.store(true, Ordering::Release);
+    }
+
     /// Records the outcome. Show it only if the answer is [`Settling::Recorded`] (S6).
     pub async fn complete(self, recording: Recording) -> Settling {
         self.settle(Transition::Complete(recording)).await
@@ -176,6 +187,8 @@ impl Lease {
     /// Releases the key for another attempt. Use it only if this attempt is known to have had no
     /// effect (S16). If its outcome was promised, it is recorded as failed instead: see
     /// [`may_release`](Self::may_release).
+    ///
+    /// If no attempt of this key ever started, any payload may run under the key afterwards.
     pub async fn release(self) -> Settling {
         self.settle(Transition::Release).await
     }
@@ -189,16 +202,16 @@ impl Lease {
     /// caller that is dropped cannot stop it.
     pub async fn settle(self, transition: Transition) -> Settling {
         let engine = self.engine.clone();
-        let (tell, told) = engine.inner.tasks.channel();
+        let (sender, receiver) = engine.inner.tasks.channel();
         let settling = in_span(tracing::Span::current(), Box::pin(self.settle_here(transition)));
         engine.spawn(async move {
             let (settling, rest) = settling.await;
-            let _gone = tell.send(settling);
+            let _receiver_dropped = sender.send(settling);
             if let Some(rest) = rest {
                 rest.await;
             }
         });
-        told.await.unwrap_or(Settling::Pending)
+        receiver.await.unwrap_or(Settling::Pending)
     }
 
     /// Settles in the operation's own task, which is never dropped early. If the store does not
@@ -252,7 +265,10 @@ impl Lease {
             tracing::debug_span!(target: SPANS, "settle", onetake.transition = word(&transition));
         let settlement =
             Settlement { id: self.lease_state.id, attempt: self.lease_state.attempt, transition };
-        let started = self.started.load(Ordering::Acquire);
+        let started = Started {
+            ever: self.started.load(Ordering::Acquire),
+            counts: !self.disowned.load(Ordering::Acquire),
+        };
         let (engine, lease_state) = (self.engine.clone(), Arc::clone(&self.lease_state));
         let tracked = engine.inner.settling.token();
         let task = Box::pin(async move {
@@ -293,13 +309,21 @@ pub(crate) struct Granted {
     pub(crate) asked_at: Duration,
 }
 
+/// The start of an attempt.
+#[derive(Clone, Copy)]
+struct Started {
+    ever: bool,
+    /// False if a release leaves no payload behind: see [`Lease::disown`].
+    counts: bool,
+}
+
 /// Settles with retries until the store answers, then lands the flight.
 async fn settle(
     engine: Engine,
     lease_state: Arc<LeaseState>,
     settlement: Settlement,
     flying: Flying,
-    started: bool,
+    started: Started,
 ) -> Settling {
     let engine = &engine.inner;
     let mut pause = RETRY_MIN;
@@ -316,9 +340,14 @@ async fn settle(
         match answer {
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
+                // This is before the landing, so that a waiter finds the key free.
+                if settlement.transition == Transition::Release && !(started.ever && started.counts)
+                {
+                    never_started::forget(engine, &record).await;
+                }
                 // Callers that waited for an attempt that never started may try the operation
                 // themselves.
-                let landing = if started {
+                let landing = if started.ever {
                     Landing::Record(Arc::clone(&record), now)
                 } else {
                     Landing::Nothing
@@ -338,7 +367,7 @@ async fn settle(
                 engine.metrics.stale.increment(1);
                 tracing::warn!(
                     reference = %lease_state.id.reference(),
-                    "a late settlement changed nothing: another attempt owns the key, or it is settled"
+                    "a late settlement was ignored: another attempt owns the key, or the key is already settled"
                 );
                 // The record may belong to a later use of the expired key, with another payload
                 // (S9).
@@ -378,14 +407,14 @@ async fn settle(
             engine.metrics.unknown.increment(1);
             tracing::warn!(
                 reference = %lease_state.id.reference(), %cause,
-                "an operation's outcome is unknown: somebody should look at it"
+                "the outcome of an operation is unknown: find out what happened, then settle the key with `onetake keys`"
             );
         }
         (Transition::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
             engine.metrics.unknown.increment(1);
             tracing::error!(
                 reference = %lease_state.id.reference(), route = %record.origin.route,
-                "an operation that completes in its own transaction ended without finishing it: its effects may be there, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit it through InTransaction"
+                "a transactional operation ended without finishing its transaction: it may have had its effects, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit the transaction through InTransaction"
             );
         }
         (Transition::Release | Transition::Unknown(_), Settling::Recorded(_)) => {
@@ -410,13 +439,13 @@ fn completed_itself(record: &Record, settlement: &Settlement) -> bool {
 fn without_outcome() -> Failure {
     Failure {
         code: "no_outcome".to_owned(),
-        detail: "it ended without an outcome, and had no effect".to_owned(),
+        detail: "the attempt ended without an outcome and had no effect".to_owned(),
     }
 }
 
 fn report(lease_state: &LeaseState, error: &StoreError) {
     tracing::warn!(
         reference = %lease_state.id.reference(), %error,
-        "an outcome could not be made durable yet; it is tried again"
+        "an outcome could not be saved yet; this is tried again"
     );
 }

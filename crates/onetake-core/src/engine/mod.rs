@@ -15,6 +15,7 @@ mod latest;
 mod lease;
 mod lost_claim;
 mod metrics;
+mod never_started;
 mod operation;
 mod operators;
 mod read;
@@ -199,7 +200,7 @@ impl Engine {
             limits,
             tasks,
         });
-        inner.tasks.spawn(renewal::beat(Arc::clone(&inner)));
+        inner.tasks.spawn(renewal::renew_leases(Arc::clone(&inner)));
         let alive = Arc::new(inner.stopped.clone().drop_guard());
         Self { inner, _alive: alive }
     }

@@ -17,7 +17,7 @@ use super::replays::Replays;
 use super::{Engine, Inner};
 
 /// The time limit for one answer of the store to an operator.
-const PATIENCE: Duration = Duration::from_secs(10);
+const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A change to a key that an operator requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Engine {
     /// # Errors
     /// If the store does not answer in time.
     pub async fn find(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
-        self.inner.patiently(self.inner.store.find(reference)).await
+        self.inner.within_timeout(self.inner.store.find(reference)).await
     }
 
     /// Reads records from the store, without the cache of this process.
@@ -136,7 +136,7 @@ impl Engine {
         ids: Vec<RecordId>,
     ) -> Result<Answers<Option<Arc<Record>>>, StoreError> {
         let load = self.inner.store.load(ids);
-        self.inner.patiently(Box::pin(async move { Ok(load.await) })).await
+        self.inner.within_timeout(Box::pin(async move { Ok(load.await) })).await
     }
 
     /// Lists all records, page by page.
@@ -144,7 +144,7 @@ impl Engine {
     /// # Errors
     /// If the store does not answer in time, or the cursor belongs to another store.
     pub async fn page(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
-        self.inner.patiently(self.inner.store.page(from, limit)).await
+        self.inner.within_timeout(self.inner.store.page(from, limit)).await
     }
 
     /// Returns audit entries of one record or of all records, the newest first.
@@ -157,7 +157,7 @@ impl Engine {
         from: Option<Cursor>,
         limit: usize,
     ) -> Result<AuditPage, StoreError> {
-        self.inner.patiently(self.inner.store.audit_entries(of, from, limit)).await
+        self.inner.within_timeout(self.inner.store.audit_entries(of, from, limit)).await
     }
 
     /// Returns how often this process has replayed a record lately, as far as it remembers.
@@ -263,10 +263,10 @@ impl Inner {
             by,
             reason,
         };
-        self.patiently(self.store.audit(entry.clone())).await?;
+        self.within_timeout(self.store.audit(entry.clone())).await?;
         let forgets = action.action() == AuditAction::Forget;
         let settlement = Settlement { id, attempt, transition: action.into() };
-        let settled = self.patiently(Box::pin(self.settles.submit(settlement))).await;
+        let settled = self.within_timeout(Box::pin(self.settles.submit(settlement))).await;
         if forgets {
             self.cache.forget(id, attempt, self.clock.monotonic());
         }
@@ -275,11 +275,11 @@ impl Inner {
             Ok(Settled::Stale { .. }) => AuditResult::Stale,
             Err(_) => AuditResult::Failed,
         };
-        let noted = self.patiently(self.store.audit(entry)).await;
+        let noted = self.within_timeout(self.store.audit(entry)).await;
         let settled = settled?;
         if let Err(error) = noted {
             // The action is done, and the audit log says that it was requested.
-            tracing::warn!(%error, "how an intervention ended could not be noted");
+            tracing::warn!(%error, "the result of an operator action could not be written to the audit log");
         }
         Ok(match settled {
             Settled::Done { record, .. } => Intervened::Done(record),
@@ -294,24 +294,24 @@ impl Inner {
     ) -> Result<Option<Arc<Record>>, StoreError> {
         let load = self.store.load(vec![id]);
         let load = async move { load.await.pop().unwrap_or_else(|| Err(Self::not_in_time())) };
-        self.patiently(Box::pin(load)).await
+        self.within_timeout(Box::pin(load)).await
     }
 
-    /// Waits for the store, within [`PATIENCE`].
-    pub(super) async fn patiently<T>(
+    /// Waits for the store, within [`STORE_TIMEOUT`].
+    pub(super) async fn within_timeout<T>(
         &self,
         answer: BoxFuture<'_, Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
         let answer = tokio::select! {
             biased;
             answer = answer => answer,
-            () = self.clock.sleep(PATIENCE) => Err(Self::not_in_time()),
+            () = self.clock.sleep(STORE_TIMEOUT) => Err(Self::not_in_time()),
         };
         answer.inspect_err(|error| self.failed(error))
     }
 
     fn not_in_time() -> StoreError {
-        StoreError::new(StoreErrorKind::Indeterminate, "the store does not answer in time")
+        StoreError::new(StoreErrorKind::Indeterminate, "the store did not respond in time")
     }
 }
 
@@ -376,7 +376,7 @@ mod tests {
             let first = entries.last().unwrap();
             assert_eq!(
                 (&*first.before, &*first.reason),
-                ("unknown: it took longer than it was allowed to", "the bank says so")
+                ("unknown: it exceeded its time limit", "the bank says so")
             );
         }
     }

@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 use crate::record::{Failure, Record, Recording, State};
 use crate::store::{Due, DueAttempt, Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
-use super::housekeeping::rest;
+use super::housekeeping::pause_unless_stopped;
 use super::metrics::RECONCILED;
 use super::operators::{Intervened, Intervention, OperatorAction};
 use super::{Engine, Inner};
@@ -26,9 +26,9 @@ use super::{Engine, Inner};
 const BY: &str = "reconciler";
 
 /// The longest pause for a record that the reconciler of this node knows nothing about.
-const NOBODY_MAX: Duration = Duration::from_secs(300);
+const NO_INQUIRY_PAUSE_MAX: Duration = Duration::from_secs(300);
 /// The shortest pause for such a record.
-const NOBODY_MIN: Duration = Duration::from_secs(2);
+const NO_INQUIRY_PAUSE_MIN: Duration = Duration::from_secs(2);
 
 /// A source that knows the outcomes of operations, or can find them out.
 pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
@@ -121,7 +121,7 @@ impl Engine {
         self.inner.tasks.spawn(async move {
             loop {
                 while reconcile(&inner, &*reconciler, asking).await >= asking.batch.max(1) {}
-                if !rest(&inner, asking.interval).await {
+                if !pause_unless_stopped(&inner, asking.interval).await {
                     return;
                 }
             }
@@ -140,7 +140,7 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Reconcile
         Ok(due) => due,
         Err(error) => {
             engine.failed(&error);
-            tracing::warn!(%error, "what is unknown could not be looked for; it is tried again");
+            tracing::warn!(%error, "searching for unknown outcomes failed; this is tried again");
             return 0;
         }
     };
@@ -149,10 +149,10 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Reconcile
             if engine.stopped.is_cancelled() {
                 return false;
             }
-            one(engine, reconciler, lost).await.unwrap_or_else(|error| {
+            reconcile_one(engine, reconciler, lost).await.unwrap_or_else(|error| {
                 tracing::warn!(
                     reference = %lost.id.reference(), %error,
-                    "an unknown outcome could not be settled; it is tried again"
+                    "an unknown outcome could not be reconciled; this is tried again"
                 );
                 false
             })
@@ -164,7 +164,7 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Reconcile
 
 /// Reconciles one record, unless another node does. Returns true if the record is due later now. If
 /// it is false, the next search finds the record again.
-async fn one(
+async fn reconcile_one(
     engine: &Inner,
     reconciler: &dyn Reconcile,
     lost: DueAttempt,
@@ -172,7 +172,7 @@ async fn one(
     let record = match engine.read_from_store(lost.id).await {
         // A record that cannot be read must not block others.
         Err(error) if error.kind() == StoreErrorKind::Invalid => {
-            defer(engine, lost, NOBODY_MAX).await?;
+            defer(engine, lost, NO_INQUIRY_PAUSE_MAX).await?;
             return Err(error);
         }
         found => found?,
@@ -193,8 +193,8 @@ async fn one(
     let here = engine.clock.now();
     // An engine that started a moment ago does not know earlier answers, and the service that it
     // asks may be starting too.
-    let asks_for = engine.clock.monotonic().saturating_sub(engine.began);
-    let hold = hold(&record, at, inquiry, here, asks_for);
+    let uptime = engine.clock.monotonic().saturating_sub(engine.began);
+    let hold = postpone_for(&record, at, inquiry, here, uptime);
     // An attempt that is under way in this process is not over, whatever the store says. Its own
     // report is better.
     let is_under_way = engine.flights.runs(&record.id);
@@ -204,7 +204,7 @@ async fn one(
     let Some(inquiry) = inquiry else {
         tracing::warn!(
             reference = %record.id.reference(), route = &*record.origin.route,
-            "nobody here can ask what became of an operation: its route has no reconciler any more"
+            "an unknown outcome cannot be reconciled on this node: its route has no reconciler any more"
         );
         return Ok(true);
     };
@@ -217,19 +217,20 @@ async fn one(
     }
     let found = if is_early {
         ReconcileAnswer::NotAsked(
-            "nobody may be asked before the key expires: it is kept for too short".to_owned(),
+            "the key expires before the first reconciliation is due: raise the ttl of the route"
+                .to_owned(),
         )
     } else {
         ask(engine, reconciler, &record, inquiry).await
     };
     let is_over =
-        ends(&record, at, inquiry) <= now && asks_for >= inquiry.limit.min(inquiry.pause_max);
+        ends(&record, at, inquiry) <= now && uptime >= inquiry.limit.min(inquiry.pause_max);
     let found = match found {
         ReconcileAnswer::Unclear(why) if is_over || is_last => {
-            ReconcileAnswer::Failed(never_told(inquiry, &why))
+            ReconcileAnswer::Failed(not_reconciled(inquiry, &why))
         }
         ReconcileAnswer::NotAsked(why) if is_last => {
-            ReconcileAnswer::Failed(never_told(inquiry, &why))
+            ReconcileAnswer::Failed(not_reconciled(inquiry, &why))
         }
         found => found,
     };
@@ -237,11 +238,11 @@ async fn one(
     Ok(true)
 }
 
-fn never_told(inquiry: Inquiry, why: &str) -> Failure {
+fn not_reconciled(inquiry: Inquiry, why: &str) -> Failure {
     Failure {
         code: "not_reconciled".to_owned(),
         detail: format!(
-            "nobody could tell what became of it within {:?}; the last answer: {why}",
+            "the outcome could not be reconciled within {:?}; last result: {why}",
             inquiry.limit
         ),
     }
@@ -254,7 +255,7 @@ async fn defer(engine: &Inner, lost: DueAttempt, hold: Duration) -> Result<Settl
         attempt: lost.attempt,
         transition: Transition::PostponeReconcile(hold),
     };
-    engine.patiently(Box::pin(engine.settles.submit(defer))).await
+    engine.within_timeout(Box::pin(engine.settles.submit(defer))).await
 }
 
 /// Returns the end of the limit, which begins when the first ask is allowed.
@@ -275,16 +276,16 @@ fn too_early(at: Timestamp, inquiry: Inquiry, now: Timestamp) -> Duration {
 
 /// Returns the time by which the record is postponed: until the first ask is allowed, or for the
 /// duration of an ask and a pause.
-fn hold(
+fn postpone_for(
     record: &Record,
     at: Timestamp,
     inquiry: Option<Inquiry>,
     now: Timestamp,
-    asks_for: Duration,
+    uptime: Duration,
 ) -> Duration {
     let Some(inquiry) = inquiry else {
         // Another node may be able to find out the outcome, and must get its turns in time.
-        return now.since(at).max(NOBODY_MIN).min(NOBODY_MAX);
+        return now.since(at).max(NO_INQUIRY_PAUSE_MIN).min(NO_INQUIRY_PAUSE_MAX);
     };
     let shortest = inquiry.timeout.saturating_add(inquiry.pause_min);
     let too_early = too_early(at, inquiry, now);
@@ -300,10 +301,10 @@ fn hold(
     let enough = inquiry.limit.min(inquiry.pause_max);
     let (asked_for, left) = if ends > now {
         (now.since(at), ends.since(now))
-    } else if asks_for < enough {
-        (asks_for, enough.saturating_sub(asks_for))
+    } else if uptime < enough {
+        (uptime, enough.saturating_sub(uptime))
     } else {
-        (asks_for, last_moment(record, at).since(now))
+        (uptime, last_moment(record, at).since(now))
     };
     let pause = asked_for.max(inquiry.pause_min).min(inquiry.pause_max);
     inquiry.timeout.saturating_add(pause).min(left.max(shortest))
@@ -321,7 +322,7 @@ async fn ask(
             found.unwrap_or_else(|_| ReconcileAnswer::Unclear("the reconciler panicked".to_owned()))
         }
         () = engine.clock.sleep(inquiry.timeout) => {
-            ReconcileAnswer::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
+            ReconcileAnswer::Unclear(format!("no response within {:?}", inquiry.timeout))
         }
     }
 }
@@ -335,14 +336,14 @@ async fn settle(
     let (word, action, reason) = match found {
         ReconcileAnswer::Unclear(why) | ReconcileAnswer::NotAsked(why) => {
             metrics::counter!(RECONCILED, "found" => "unclear").increment(1);
-            tracing::warn!(%reference, %why, "it is still unknown what became of an operation");
+            tracing::warn!(%reference, %why, "the outcome of an operation is still unknown after a reconciliation");
             return Ok(());
         }
         ReconcileAnswer::Completed(recording) => {
-            ("completed", OperatorAction::Resolve(recording), "its outcome was found".to_owned())
+            ("completed", OperatorAction::Resolve(recording), "the outcome was found".to_owned())
         }
         ReconcileAnswer::NotExecuted => {
-            ("released", OperatorAction::Release, "it was not executed".to_owned())
+            ("released", OperatorAction::Release, "the operation was not executed".to_owned())
         }
         ReconcileAnswer::Failed(failure) => {
             let reason = failure.detail.clone();
@@ -356,7 +357,9 @@ async fn settle(
             metrics::counter!(RECONCILED, "found" => word).increment(1);
             tracing::info!(%reference, found = word, "an unknown outcome was settled");
         }
-        _ => tracing::info!(%reference, "an unknown outcome was settled by somebody else"),
+        _ => {
+            tracing::info!(%reference, "an unknown outcome was settled by another node or an operator")
+        }
     }
     Ok(())
 }
@@ -396,9 +399,9 @@ mod tests {
             history: crate::origin::AttemptHistory::default(),
             state: State::Unknown { at, cause: Cause::TimedOut, ask_at: at },
         };
-        let seconds = |after_unknown: u32, asks_for: u32| {
+        let seconds = |after_unknown: u32, uptime: u32| {
             let now = at.plus(after_unknown * SECOND);
-            hold(&record, at, Some(inquiry), now, asks_for * SECOND).as_secs()
+            postpone_for(&record, at, Some(inquiry), now, uptime * SECOND).as_secs()
         };
         assert_eq!(seconds(0, 0), 60, "it is too early");
         assert_eq!(seconds(70, 70), 35, "30 seconds are the longest pause");

@@ -17,7 +17,7 @@ use super::Inner;
 use super::tasks::Tasks;
 
 /// The minimum pause between two renewals of a lease.
-const BEAT_MIN: Duration = Duration::from_millis(1);
+const RENEWAL_PAUSE_MIN: Duration = Duration::from_millis(1);
 
 /// The part of a lease that its renewal needs.
 #[derive(Debug)]
@@ -92,7 +92,10 @@ impl LeaseRenewer {
             due: AtomicU64::new(0),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed),
         });
-        self.schedule(&lease_state, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));
+        self.schedule(
+            &lease_state,
+            asked_at.saturating_add((terms.lease / 3).max(RENEWAL_PAUSE_MIN)),
+        );
         lease_state
     }
 
@@ -132,7 +135,7 @@ impl LeaseRenewer {
 }
 
 /// Renews leases until the engine stops.
-pub(crate) async fn beat(engine: Arc<Inner>) {
+pub(crate) async fn renew_leases(engine: Arc<Inner>) {
     let renewer = &engine.renewer;
     loop {
         let now = engine.clock.monotonic();
@@ -188,6 +191,8 @@ async fn renew(engine: Arc<Inner>, lease_state: Arc<LeaseState>) {
         }
     };
     if !lease_state.over.load(Ordering::Acquire) {
-        engine.renewer.schedule(&lease_state, asked_at.saturating_add(again.max(BEAT_MIN)));
+        engine
+            .renewer
+            .schedule(&lease_state, asked_at.saturating_add(again.max(RENEWAL_PAUSE_MIN)));
     }
 }

@@ -22,7 +22,7 @@ use super::claim::claim;
 use super::flight::{Entered, Flight};
 use super::retry::roll_back;
 use super::tasks::{Detached, in_span};
-use super::wait::{Patience, WaitStep, elsewhere, interpret, join, settled};
+use super::wait::{Patience, WaitStep, interpret, join, settled, wait_for_other_node};
 use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
 /// The part of the operation's task that uses a granted lease.
@@ -68,7 +68,7 @@ impl Engine {
         } else {
             Answer::Mismatch
         };
-        Some(self.told(answer))
+        Some(self.counted(answer))
     }
 
     pub(super) async fn resolve<G: Granted>(
@@ -110,18 +110,18 @@ impl Engine {
                 }
                 WaitStep::Other(_) => Answer::Mismatch,
                 WaitStep::RunsElsewhere => {
-                    match elsewhere(inner, operation.id, &asked, &mut patience).await {
+                    match wait_for_other_node(inner, operation.id, &asked, &mut patience).await {
                         Some(answer) => answer,
                         None => continue,
                     }
                 }
             };
-            return Resolved::Answered(self.told(answer), granted);
+            return Resolved::Answered(self.counted(answer), granted);
         }
     }
 
     /// Counts an answer in the metrics.
-    fn told(&self, answer: Answer) -> Answer {
+    fn counted(&self, answer: Answer) -> Answer {
         let metrics = &self.inner.metrics;
         match &answer {
             Answer::Replay(completed) => self.replayed(completed.record()),
@@ -149,9 +149,10 @@ impl Engine {
         granted: G,
     ) -> impl Future<Output = Told<G>> + Send + use<G> {
         let operation = Operation { fingerprint: asked, ..operation.clone() };
-        let (tell, mut told) = self.inner.tasks.channel();
+        let (sender, mut receiver) = self.inner.tasks.channel();
         // Boxed at once: each wrapper would move the whole future otherwise.
-        let task = Box::pin(conduct(self.clone(), Arc::new(operation), flight, granted, tell));
+        let task =
+            Box::pin(operation_task(self.clone(), Arc::new(operation), flight, granted, sender));
         let task = self.inner.tracker.track_future(in_span(Span::current(), task));
         let tasks = &self.inner.tasks;
         let here = if tasks.are_in_callers_task() {
@@ -168,14 +169,14 @@ impl Engine {
                     let polled = Pin::new(&mut here).poll(cx);
                     // The message can be there before the operation has ended: see
                     // `Proceeded::rest`.
-                    match told.take_now() {
+                    match receiver.take_now() {
                         Some(told) => Poll::Ready(Some(told)),
                         None => polled.map(|()| None),
                     }
                 });
                 return resolved.await.unwrap_or_else(lost);
             }
-            told.await.unwrap_or_else(|_| lost())
+            receiver.await.unwrap_or_else(|_| lost())
         }
     }
 }
@@ -187,7 +188,7 @@ fn lost<G: Granted>() -> Told<G> {
 
 /// The one task of an operation: claims the key and, if the claim is granted, proceeds with the
 /// lease.
-async fn conduct<G: Granted>(
+async fn operation_task<G: Granted>(
     engine: Engine,
     operation: Arc<Operation>,
     flight: Arc<Flight>,
@@ -196,7 +197,7 @@ async fn conduct<G: Granted>(
 ) {
     let begun = match claim_in_time(&engine, &operation, flight).await {
         Ok(Led::Found(record, now)) => {
-            let _gone = tell.send(Told::Found(record, now, granted));
+            let _receiver_dropped = tell.send(Told::Found(record, now, granted));
             return;
         }
         // The time limit for a claim does not apply to a rollback.
@@ -215,7 +216,7 @@ async fn conduct<G: Granted>(
         Err(error) => (Resolved::Failed(error, Some(granted)), None),
     };
     // A lease that the caller no longer waits for is dropped here, and so released.
-    let _gone = tell.send(Told::Resolved(resolved));
+    let _receiver_dropped = tell.send(Told::Resolved(resolved));
     if let Some(rest) = rest {
         rest.await;
     }

@@ -8,7 +8,7 @@ use crate::store::{StoreError, StoreErrorKind};
 use super::{Engine, Inner};
 
 /// The time that the store may take to close.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Waits until the store must not be used any more. The process should end then.
@@ -40,7 +40,7 @@ impl Engine {
         let closed = tokio::select! {
             biased;
             closed = inner.store.close() => closed,
-            () = inner.clock.sleep(CLOSE_PATIENCE) => {
+            () = inner.clock.sleep(CLOSE_TIMEOUT) => {
                 let what = "the store did not close in time";
                 Err(StoreError::new(StoreErrorKind::Unavailable, what))
             }

@@ -18,7 +18,7 @@ use crate::record::Fence;
 use crate::scope::RecordId;
 use crate::store::StoreError;
 
-use super::housekeeping::rest;
+use super::housekeeping::pause_unless_stopped;
 use super::operation::Attempt;
 use super::{Engine, Inner};
 
@@ -31,7 +31,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 const ENTRIES_MAX: usize = 100;
 /// The state before, which tells these entries from those of operators: operators release unknown
 /// records.
-const BEFORE: &str = "running";
+const STATE_BEFORE: &str = "running";
 
 impl Engine {
     /// Writes that an attempt is released without having been tried. The write is retried until the
@@ -45,7 +45,7 @@ impl Engine {
         let entries = self.audit_entries(Some(id), None, ENTRIES_MAX).await?.entries;
         let untried = entries
             .iter()
-            .filter(|entry| entry.action == AuditAction::Release && entry.before == BEFORE)
+            .filter(|entry| entry.action == AuditAction::Release && entry.before == STATE_BEFORE)
             .map(|entry| Fence::new(entry.place.at().as_micros()));
         Ok(untried.collect())
     }
@@ -64,15 +64,15 @@ pub(super) fn note_untried(
         attempt: attempt.attempt,
         action: AuditAction::Release,
         ended: AuditResult::Done,
-        before: BEFORE.to_owned(),
+        before: STATE_BEFORE.to_owned(),
         by: by.to_owned(),
         reason: reason.to_owned(),
     };
     let own = Arc::clone(engine);
     let writing = async move {
         let mut pause = PAUSE_MIN;
-        while own.patiently(own.store.audit(entry.clone())).await.is_err()
-            && rest(&own, pause).await
+        while own.within_timeout(own.store.audit(entry.clone())).await.is_err()
+            && pause_unless_stopped(&own, pause).await
         {
             pause = (pause * 2).min(PAUSE_MAX);
         }

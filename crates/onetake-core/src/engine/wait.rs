@@ -134,7 +134,7 @@ pub(super) async fn join(
 }
 
 /// Waits for an attempt of another node. Returns `None` if the caller should ask the store again.
-pub(super) async fn elsewhere(
+pub(super) async fn wait_for_other_node(
     engine: &Inner,
     id: RecordId,
     asked: &Fingerprint,

@@ -61,19 +61,19 @@ impl Endpoint {
     {
         match self {
             Self::Problems => {
-                trace.became("documentation");
+                trace.set_outcome("documentation");
                 documentation()
             }
             Self::Tokens => {
                 trace.route("POST /idempotency-tokens");
-                trace.became("issued");
+                trace.set_outcome("issued");
                 let response = tokens::issue(shared, parts, body).await;
                 response.map(|body| ResponseBody::whole(body, None))
             }
             Self::Operations => {
                 trace.route("GET /.onetake/operations/{handle}");
-                trace.became("looked_up");
-                operations::look(shared, parts).await
+                trace.set_outcome("looked_up");
+                operations::fetch_outcome(shared, parts).await
             }
         }
     }

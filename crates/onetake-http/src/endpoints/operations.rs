@@ -22,11 +22,14 @@ use crate::tenant::Tenant;
 ///
 /// Every handle that is invalid or belongs to another caller gets the same answer, so that guessing
 /// reveals nothing (S8).
-pub(super) async fn look<Res>(shared: &LayerState, parts: &Parts) -> Response<ResponseBody<Res>> {
+pub(super) async fn fetch_outcome<Res>(
+    shared: &LayerState,
+    parts: &Parts,
+) -> Response<ResponseBody<Res>> {
     let handle = parts.uri.path().strip_prefix(OPERATIONS).unwrap_or_default();
     let handle = match whose(shared, parts, handle).await {
         Ok(handle) => handle,
-        Err(problem) => return told(problem, None),
+        Err(problem) => return problem_response(problem, None),
     };
     let id = handle.id;
     match shared.engine.look(id).await {
@@ -35,9 +38,9 @@ pub(super) async fn look<Res>(shared: &LayerState, parts: &Parts) -> Response<Re
         Ok(Some(record)) if shared.handles.is_for(&handle, &record.fingerprint) => {
             found(shared, &record)
         }
-        Ok(_) => told(not_found(), None),
-        Err(EngineError::Overloaded) => told(overloaded(), Some(id)),
-        Err(_) => told(unavailable(), Some(id)),
+        Ok(_) => problem_response(not_found(), None),
+        Err(EngineError::Overloaded) => problem_response(overloaded(), Some(id)),
+        Err(_) => problem_response(unavailable(), Some(id)),
     }
 }
 
@@ -79,7 +82,7 @@ fn found<Res>(shared: &LayerState, record: &Arc<Record>) -> Response<ResponseBod
         Some(Answer::Unknown(unknown)) if record.terms.on_unknown.runs_again() => Problem::new(
             Code::PreviousAttemptFailed,
             format!(
-                "Its outcome is not known: {}. A retry with the same key runs it again.",
+                "The outcome of the operation is unknown: {}. A retry with the same key runs it again.",
                 unknown.part()
             ),
         ),
@@ -87,15 +90,15 @@ fn found<Res>(shared: &LayerState, record: &Arc<Record>) -> Response<ResponseBod
         None if matches!(record.state, State::Running { .. }) => return running(id, None),
         None => Problem::new(
             Code::PreviousAttemptFailed,
-            "It ended without an outcome, and nothing of it is left. A retry with the same key runs it again.",
+            "The operation ended without an outcome and had no effect. A retry with the same key runs it again.",
         ),
     };
-    told(problem, Some(id))
+    problem_response(problem, Some(id))
 }
 
 /// Builds the response to a problem. A handle does not name a route, so the format is the default
 /// one (RFC 9457).
-fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
+fn problem_response<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
     let reference = id.map(|id| id.reference());
     ProblemFormat::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))
 }
@@ -103,14 +106,14 @@ fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Re
 fn not_found() -> Problem {
     Problem::new(
         Code::OperationNotFound,
-        "There is no operation with this handle, it is not yours, or its outcome has expired.",
+        "No operation with this handle was found for your credential, or its outcome has expired.",
     )
 }
 
 fn unavailable() -> Problem {
     Problem::new(
         Code::StoreUnavailable,
-        "The store that remembers keys does not answer, so it cannot be told what became of the operation. Ask again.",
+        "The idempotency store is unavailable, so the operation cannot be looked up. Request it again after Retry-After.",
     )
     .retry_after(2)
 }

@@ -13,7 +13,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Schemes whose credential is the same on every request. Other schemes may sign each request with
 /// a new value (SigV4, Digest, OAuth 1, every kind of HMAC). A retry would then look like another
 /// tenant and would run again, so other schemes are refused.
-pub(super) const STABLE: [&str; 10] = [
+pub(super) const STABLE_SCHEMES: [&str; 10] = [
     "bearer",
     "basic",
     "token",
@@ -46,25 +46,29 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
         return Ok(None);
     };
     if values.next().is_some() {
-        return Err(unresolved("the header authorization was sent twice"));
+        return Err(unresolved("the header Authorization was sent more than once"));
     }
     let value = value.as_bytes().trim_ascii();
     let end = value.iter().position(|byte| *byte == b' ').unwrap_or(value.len());
     let (scheme, rest) = value.split_at_checked(end).unwrap_or((value, b""));
     let scheme = scheme.to_ascii_lowercase();
     let rest = rest.trim_ascii();
-    if !STABLE.iter().any(|name| name.as_bytes() == scheme) {
+    if !STABLE_SCHEMES.iter().any(|name| name.as_bytes() == scheme) {
+        // The scheme is not logged: a client may send a bare secret without one.
+        tracing::debug!(
+            "a request was refused because its Authorization scheme may sign each request: set another tenant for its route, such as tenant = {{ header = \"X-Account\" }} or tenant = \"public\""
+        );
         return Err(Problem::new(
             Code::TenantUnstable,
-            "This kind of credential may be made anew for every request, so that a retry would look like a stranger and run again. Configure another tenant for this route, such as tenant = { header = \"X-Account\" } or tenant = \"public\". Nothing was run.",
+            "Credentials of this Authorization scheme may change with every request, so a retry could not be recognized. Send a credential that stays the same instead, such as Bearer, Basic or X-Api-Key. Nothing was run.",
         ));
     }
     if rest.is_empty() {
-        return Err(unresolved("the authorization header holds no credential"));
+        return Err(unresolved("the header Authorization has no credential after its scheme"));
     }
     if scheme == b"basic" {
         let (user, password) = basic(rest)
-            .ok_or_else(|| unresolved("the Basic credential is not base64 of user:password"))?;
+            .ok_or_else(|| unresolved("the Basic credential is not user:password in base64"))?;
         return Ok(Some(Caller { tenant: credential_of(b"basic", &user), proof: password }));
     }
     Ok(Some(Caller { tenant: credential_of(&scheme, rest), proof: Vec::new() }))

@@ -97,7 +97,7 @@ impl Pass {
     /// Keeps the counts. Call it if the operation runs, or has a record without having run: its key
     /// is known from then on.
     pub(crate) fn keep(&self) {
-        if let Some(CountDecision::Counted { taken, .. }) = self.ruling() {
+        if let Some(CountDecision::Counted { taken, .. }) = self.decision() {
             taken.keep();
         }
     }
@@ -110,14 +110,14 @@ impl Pass {
     /// Returns the store's error, if the operation was counted while the store was unavailable. The
     /// caller need not ask the store again.
     pub(crate) fn store_error(&self) -> Option<EngineError> {
-        match self.ruling() {
+        match self.decision() {
             Some(CountDecision::Counted { away, .. }) => away.clone(),
             _ => None,
         }
     }
 
-    fn ruling(&self) -> Option<&CountDecision> {
-        self.0.as_ref()?.ruling()
+    fn decision(&self) -> Option<&CountDecision> {
+        self.0.as_ref()?.decision()
     }
 }
 
@@ -219,7 +219,7 @@ fn limits(
 fn exceeded(rate: Rate, retry_after: Duration) -> Problem {
     let (seconds, window) = (whole_seconds(retry_after), whole_seconds(rate.per()));
     let detail = format!(
-        "There are more new operations than this route allows ({rate}). Nothing was claimed and nothing was run; retry with the same key in {seconds} s."
+        "The limit of new operations on this route is exceeded ({rate}). Nothing was run. Retry with the same key in {seconds} s."
     );
     let policy = format!("\"default\";q={};w={window}", rate.count());
     let mut problem = Problem::new(Code::VelocityLimitExceeded, detail).retry_after(seconds);

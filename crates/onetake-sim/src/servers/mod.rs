@@ -11,6 +11,7 @@
 
 mod child;
 mod dynamo;
+mod frameworks;
 mod nats;
 mod postgres;
 mod redis;
@@ -26,6 +27,7 @@ use onetake_core::{Clock, SystemClock};
 
 pub use child::Child;
 pub use dynamo::Dynamo;
+pub use frameworks::{Framework, FrameworkServer};
 pub use nats::Nats;
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Flavour, Redis, RedisCluster};
@@ -83,6 +85,7 @@ fn tools() -> PathBuf {
 
 /// Returns the path of a program, from one of these folders or `PATH`.
 fn program(name: &str, folders: &[PathBuf]) -> PathBuf {
+    may_start(name);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = folders
         .iter()
@@ -95,8 +98,15 @@ fn program(name: &str, folders: &[PathBuf]) -> PathBuf {
 
 /// Returns a folder that `cargo xtask test` fills.
 fn tool_folder(name: &str) -> PathBuf {
+    may_start(name);
     let folder = tools().join(name);
     if folder.is_dir() { folder } else { not_installed(name) }
+}
+
+/// Panics if this program is one of `cargo xtask test --fast`, which must not need servers.
+fn may_start(name: &str) {
+    let is_fast = std::env::var_os("ONETAKE_NO_SERVERS").is_some();
+    assert!(!is_fast, "`{name}` is needed: move this test to a program that needs servers");
 }
 
 fn not_installed(name: &str) -> ! {

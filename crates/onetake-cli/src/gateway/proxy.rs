@@ -43,7 +43,7 @@ pub(super) type Body = Either<Incoming, Full<Bytes>>;
 pub(super) struct Proxy(Arc<Forwarder>);
 
 struct Forwarder {
-    upstreams: Upstreams,
+    upstreams: Upstreams<RequestBody<Incoming>>,
     clock: Arc<dyn Clock>,
 }
 

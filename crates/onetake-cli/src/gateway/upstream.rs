@@ -16,14 +16,14 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::{Request, Response, Uri};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tower::ServiceExt;
 
 use onetake_core::Clock;
-use onetake_http::RequestBody;
+use onetake_http::BoxError;
 
 use super::tls::{Connector, Opening, Stream};
 
@@ -33,13 +33,10 @@ const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// Maximum number of idle connections to one upstream, for each core.
 const IDLE_MAX: usize = 1_024;
 
-type Body = RequestBody<Incoming>;
-
-/// The connections of one core.
-#[derive(Clone)]
-pub(super) struct Upstreams {
+/// The connections of one core, for requests with bodies of one type.
+pub(super) struct Upstreams<B: Body + 'static> {
     connector: Connector,
-    idle: Arc<Idle>,
+    idle: Arc<Idle<B>>,
 }
 
 /// The evidence of what the upstream may have received of a request.
@@ -69,7 +66,10 @@ impl Evidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoResponse;
 
-impl Upstreams {
+impl<B> Upstreams<B>
+where
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     pub(super) fn new(connector: Connector, clock: Arc<dyn Clock>) -> Self {
         let idle = Idle { connections: Mutex::default(), clock };
         Self { connector, idle: Arc::new(idle) }
@@ -80,7 +80,7 @@ impl Upstreams {
     pub(super) async fn send(
         &self,
         upstream: &Uri,
-        mut request: Request<Body>,
+        mut request: Request<B>,
         evidence: &mut Evidence,
     ) -> Result<Response<Incoming>, NoResponse> {
         loop {
@@ -115,7 +115,7 @@ impl Upstreams {
     pub(super) async fn upgrade(
         &self,
         upstream: &Uri,
-        request: Request<Body>,
+        request: Request<B>,
         evidence: &mut Evidence,
     ) -> Result<Response<Incoming>, NoResponse> {
         let Connection { mut sender, io, opening, .. } = self.connect(upstream).await?;
@@ -124,7 +124,7 @@ impl Upstreams {
         sender.send_request(request).await.map_err(|_| NoResponse)
     }
 
-    async fn connect(&self, upstream: &Uri) -> Result<Connection, NoResponse> {
+    async fn connect(&self, upstream: &Uri) -> Result<Connection<B>, NoResponse> {
         let stream = self.connector.clone().oneshot(upstream.clone()).await;
         let stream = stream.map_err(|_| NoResponse)?;
         let opening = stream.inner().opening();
@@ -135,9 +135,9 @@ impl Upstreams {
 }
 
 /// One connection.
-struct Connection {
-    sender: SendRequest<Body>,
-    io: Box<http1::Connection<TokioIo<Stream>, Body>>,
+struct Connection<B: Body + 'static> {
+    sender: SendRequest<B>,
+    io: Box<http1::Connection<TokioIo<Stream>, B>>,
     /// The upstream's first message, if the connection is encrypted.
     opening: Option<Opening>,
     is_closed: bool,
@@ -145,12 +145,15 @@ struct Connection {
     since: Duration,
 }
 
-impl Connection {
+impl<B> Connection<B>
+where
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + 'static,
+{
     /// Sends a request and drives the connection until the head of the response is there.
     async fn exchange(
         &mut self,
-        request: Request<Body>,
-    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        request: Request<B>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<B>>> {
         let mut responding = pin!(self.sender.try_send_request(request));
         poll_fn(|cx| {
             self.is_closed = self.is_closed || Pin::new(&mut *self.io).poll(cx).is_ready();
@@ -179,18 +182,21 @@ impl Connection {
 }
 
 /// The idle connections of one core. The one that was used last is used next.
-struct Idle {
-    connections: Mutex<HashMap<Uri, Vec<Connection>>>,
+struct Idle<B: Body + 'static> {
+    connections: Mutex<HashMap<Uri, Vec<Connection<B>>>>,
     clock: Arc<dyn Clock>,
 }
 
-impl Idle {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uri, Vec<Connection>>> {
+impl<B> Idle<B>
+where
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uri, Vec<Connection<B>>>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a connection that can be used.
-    fn take(&self, upstream: &Uri) -> Option<Connection> {
+    fn take(&self, upstream: &Uri) -> Option<Connection<B>> {
         let mut all = self.lock();
         let connections = all.get_mut(upstream)?;
         while let Some(mut connection) = connections.pop() {
@@ -203,7 +209,7 @@ impl Idle {
     }
 
     /// Keeps the connection once request and response are complete.
-    fn put_when_done(self: &Arc<Self>, upstream: &Uri, mut connection: Connection) {
+    fn put_when_done(self: &Arc<Self>, upstream: &Uri, mut connection: Connection<B>) {
         if connection.is_closed {
             return;
         }
@@ -219,7 +225,7 @@ impl Idle {
         });
     }
 
-    fn put(self: &Arc<Self>, upstream: &Uri, mut connection: Connection) {
+    fn put(self: &Arc<Self>, upstream: &Uri, mut connection: Connection<B>) {
         connection.since = self.clock.monotonic();
         let mut all = self.lock();
         let was_empty = all.is_empty();
@@ -247,11 +253,116 @@ impl Idle {
 }
 
 /// Closes old connections until none are left.
-async fn close_old(idle: Arc<Idle>) {
+async fn close_old<B>(idle: Arc<Idle<B>>)
+where
+    B: Body<Data: Send, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     loop {
         idle.clock.sleep(UPSTREAM_IDLE / 4).await;
         if idle.remove_old() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use http_body_util::Full;
+    use onetake_core::SystemClock;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
+
+    fn upstreams() -> Upstreams<Full<Bytes>> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        Upstreams::new(Connector::new(None, Arc::clone(&clock)).unwrap(), clock)
+    }
+
+    fn request() -> Request<Full<Bytes>> {
+        Request::post("/").header("host", "a").body(Full::from("pay")).unwrap()
+    }
+
+    async fn listener() -> (TcpListener, Uri) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        (listener, uri)
+    }
+
+    /// Reads one request, to the end of its body.
+    async fn read(stream: &mut TcpStream) {
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"pay") {
+            assert_ne!(stream.read_buf(&mut seen).await.unwrap(), 0);
+        }
+    }
+
+    async fn send(upstreams: &Upstreams<Full<Bytes>>, to: &Uri) -> (bool, bool) {
+        let mut evidence = Evidence::default();
+        let sent = upstreams.send(to, request(), &mut evidence).await;
+        (sent.is_ok(), evidence.may_be_sent())
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_used_again() {
+        let (listener, uri) = listener().await;
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            for _ in 0..3 {
+                read(&mut stream).await;
+                stream.write_all(ANSWER).await.unwrap();
+            }
+        });
+        let upstreams = upstreams();
+        for _ in 0..3 {
+            assert_eq!(send(&upstreams, &uri).await, (true, true));
+        }
+        serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_idle_connection_that_was_closed_is_not_used() {
+        let (listener, uri) = listener().await;
+        let (closed, is_closed) = tokio::sync::oneshot::channel();
+        let serving = tokio::spawn(async move {
+            let (mut first, _) = listener.accept().await.unwrap();
+            read(&mut first).await;
+            first.write_all(ANSWER).await.unwrap();
+            drop(first);
+            closed.send(()).unwrap();
+            let (mut second, _) = listener.accept().await.unwrap();
+            read(&mut second).await;
+            second.write_all(ANSWER).await.unwrap();
+        });
+        let upstreams = upstreams();
+        assert_eq!(send(&upstreams, &uri).await, (true, true));
+        is_closed.await.unwrap();
+        // The runtime hears of the end of the connection.
+        let usable = || upstreams.idle.lock().values_mut().flatten().any(Connection::is_usable);
+        while usable() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(send(&upstreams, &uri).await, (true, true));
+        serving.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_no_connection_took_was_not_sent() {
+        let (listener, uri) = listener().await;
+        drop(listener);
+        assert_eq!(send(&upstreams(), &uri).await, (false, false));
+    }
+
+    #[tokio::test]
+    async fn what_a_connection_took_may_be_sent() {
+        let (listener, uri) = listener().await;
+        let serving = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            read(&mut stream).await;
+        });
+        assert_eq!(send(&upstreams(), &uri).await, (false, true));
+        serving.await.unwrap();
     }
 }

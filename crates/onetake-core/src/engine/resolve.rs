@@ -241,3 +241,44 @@ async fn claim_in_time(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Outcome, Verdict, WhileRunning};
+    use super::*;
+    use crate::key::Key;
+    use crate::memory::MemoryStore;
+    use crate::record::Recording;
+    use crate::scope::Scope;
+    use crate::store::Store;
+    use tokio::sync::Notify;
+
+    fn operation() -> Operation {
+        let key = Key::new("a-key-that-is-long-enough").unwrap();
+        Operation::new(&Scope::new("tenant"), &key, Fingerprint::of(b"pay"))
+    }
+
+    #[tokio::test]
+    async fn an_operation_in_its_callers_task_outlives_the_caller() {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let engine = Engine::builder(store).run_in_callers_task().build();
+        let (started, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (has_started, may_go) = (Arc::clone(&started), Arc::clone(&go));
+        let running = engine.run(operation(), move |_| async move {
+            has_started.notify_one();
+            may_go.notified().await;
+            Verdict::Complete(Recording::new("paid"))
+        });
+        // The caller goes away as soon as the operation has started.
+        tokio::select! {
+            biased;
+            _ = running => panic!("the operation cannot have ended"),
+            () = started.notified() => {}
+        }
+        go.notify_one();
+        let wait = WhileRunning::Wait(std::time::Duration::from_secs(30));
+        let again = engine.run(operation().in_flight(wait), |_| async { Verdict::Release }).await;
+        let again = again.unwrap();
+        assert!(matches!(again, Outcome::Answered(Answer::Replay(_))), "{again:?}");
+    }
+}

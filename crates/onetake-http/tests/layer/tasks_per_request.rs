@@ -62,7 +62,10 @@ impl World {
     async fn new(policy: Policy) -> Self {
         let store = Arc::new(MemoryStore::new());
         let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
-        let engine = Engine::with(store, clock, rng, Limits::default());
+        Self::with(Engine::with(store, clock, rng, Limits::default()), policy).await
+    }
+
+    async fn with(engine: Engine, policy: Policy) -> Self {
         let inner = Inner::default();
         let service = OnetakeLayer::builder(engine.clone())
             .policy(policy)
@@ -104,6 +107,23 @@ async fn a_fresh_request_takes_one_task_and_one_message() {
     assert_eq!(world.send("a-key-that-is-long-enough").await, (1, 1, 1));
     let most = world.inner.alive.lock().unwrap().last().copied().unwrap();
     assert_eq!(most, before + 1, "no task that the engine did not count");
+}
+
+#[tokio::test]
+async fn in_the_task_of_its_caller_a_fresh_request_takes_no_task_and_no_message() {
+    for lanes in [1, 2] {
+        let engine = Engine::builder(Arc::new(MemoryStore::new()))
+            .limits(Limits { lanes, ..Limits::default() })
+            .housekeeping(None)
+            .run_in_callers_task()
+            .build();
+        let mut world = World::with(engine, Policy::new()).await;
+        let before = alive();
+        let (tasks, hops, _) = world.send("a-key-that-is-long-enough").await;
+        assert_eq!((tasks, hops), (0, 0), "{lanes} lanes");
+        let most = world.inner.alive.lock().unwrap().last().copied().unwrap();
+        assert_eq!(most, before, "no task that the engine did not count");
+    }
 }
 
 #[tokio::test]

@@ -72,8 +72,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "leases are not renewed in time",
         file: "onetake-core/src/engine/renewal.rs",
-        from: "self.schedule(&lease_state, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));",
-        to: "self.schedule(&lease_state, asked_at.saturating_add(terms.lease * 3));",
+        from: "asked_at.saturating_add((terms.lease / 3).max(RENEWAL_PAUSE_MIN)),",
+        to: "asked_at.saturating_add(terms.lease * 3),",
     },
     Bug {
         what: "a renewal extends the lease from its answer, and by too much",

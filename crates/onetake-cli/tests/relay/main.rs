@@ -266,7 +266,7 @@ async fn operators_see_and_settle_what_is_parked() {
     let (code, said) = world.operate(&["parked"]);
     assert_eq!(code, 0, "{said}");
     assert_eq!(said.matches("topic paid  ordering key key ").count(), 2, "{said}");
-    assert_eq!(said.matches("max_payload, 10000 bytes").count(), 2, "{said}");
+    assert_eq!(said.matches("max_payload of the NATS server (10000 bytes)").count(), 2, "{said}");
     let id = said.split_whitespace().next().unwrap();
     assert_eq!(world.operate(&["discard", id]), (0, format!("{id} is deleted\n")));
     assert_eq!(world.operate(&["discard", id]).0, 4);

@@ -39,6 +39,7 @@ pub struct Lease {
     started: AtomicBool,
     /// True if the payload counts as never tried, although the attempt started.
     disowned: AtomicBool,
+    keeps_untried: bool,
     pulse: Arc<Pulse>,
     engine: Engine,
 }
@@ -101,6 +102,7 @@ impl Lease {
             fence,
             started: AtomicBool::new(false),
             disowned: AtomicBool::new(false),
+            keeps_untried: operation.keeps_untried,
             pulse,
             engine: engine.clone(),
         }
@@ -260,10 +262,10 @@ impl Lease {
             if releases && !flying.flight.release() { Verb::Fail(without_outcome()) } else { verb };
         let span = tracing::debug_span!(target: SPANS, "settle", onetake.verb = word(&verb));
         let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
-        let started = Started {
-            ever: self.started.load(Ordering::Acquire),
-            counts: !self.disowned.load(Ordering::Acquire),
-        };
+        let ever = self.started.load(Ordering::Acquire);
+        let is_untried = !ever && !self.keeps_untried;
+        let leaves_payload = !is_untried && !self.disowned.load(Ordering::Acquire);
+        let started = Started { ever, leaves_payload };
         let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
         let task = settle(engine, pulse, settlement, flying, started).instrument(span);
         Some(Box::pin(self.engine.inner.settling.track_future(task)))
@@ -305,7 +307,7 @@ pub(crate) struct Granted {
 struct Started {
     ever: bool,
     /// False if a release leaves no payload behind: see [`Lease::disown`].
-    counts: bool,
+    leaves_payload: bool,
 }
 
 /// Settles with retries until the store answers, then lands the flight.
@@ -332,7 +334,7 @@ async fn settle(
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
                 // This is before the landing, so that a waiter finds the key free.
-                if settlement.verb == Verb::Release && !(started.ever && started.counts) {
+                if settlement.verb == Verb::Release && !started.leaves_payload {
                     never_started::forget(engine, &record).await;
                 }
                 // Callers that waited for an attempt that never started may try the operation

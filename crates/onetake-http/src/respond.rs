@@ -151,7 +151,8 @@ impl Responder<'_> {
     }
 }
 
-fn pending() -> Problem {
+/// The problem of an operation that ran and whose outcome is not in the store yet.
+pub(crate) fn pending() -> Problem {
     Problem::new(
         Code::OutcomePending,
         "The operation ran, but the store does not take its outcome at the moment, so it cannot be shown yet. It is being recorded; retry with the same key.",

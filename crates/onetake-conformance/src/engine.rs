@@ -54,6 +54,7 @@ impl Bench {
             in_flight: WhileRunning::Reject,
             run_max: ENDLESS,
             on_retry: None,
+            keeps_untried: false,
         }
     }
 

@@ -243,6 +243,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
         in_flight: WhileRunning::Wait(Duration::from_millis(300)),
         run_max: Duration::from_secs(30),
         on_retry: None,
+        keeps_untried: false,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The fourth step of a keyed request: admission, and execution by the engine.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -9,20 +10,20 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{EngineError, Executed, Operation, Work};
-use onetake_core::{DerivingSecret, Engine, Record, State};
+use onetake_core::{Clock, DerivingSecret, Engine, Record, State};
 
 use crate::BoxError;
 use crate::accepted::{AsyncWait, Awaited};
 use crate::body::{RequestBody, ResponseBody};
-use crate::deadline;
+use crate::deadline::{self, Deadline};
 use crate::fail_open;
 use crate::identify::Identity;
 use crate::issued;
 use crate::layer::LayerState;
 use crate::problem::Problem;
 use crate::problem::from_engine::problem_of_error;
-use crate::respond::{Refusal, Responder};
-use crate::run::{InnerCall, OperationWork};
+use crate::respond::{Refusal, Responder, pending};
+use crate::run::{Client, InnerCall, OperationWork};
 use crate::trace::Trace;
 use crate::velocity::{self, Pass};
 
@@ -39,11 +40,24 @@ pub(crate) struct Admitted {
 
 impl Identity {
     /// Checks the conditions of a run: the deadline, the expiry of an issued key, and the limits on
-    /// new operations.
+    /// new operations. The checks may ask the store, for no longer than until the deadline.
     pub(crate) async fn admit(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
-        if self.head.is_over(&**shared.engine.clock()) {
+        let clock = &**shared.engine.clock();
+        if self.head.is_over(clock) {
             return Err(self.refused(deadline::exceeded()));
         }
+        let Some(deadline) = self.head.deadline else {
+            return self.check(shared).await;
+        };
+        let late = self.refused(deadline::exceeded());
+        tokio::select! {
+            biased;
+            checked = self.check(shared) => checked,
+            () = clock.sleep(deadline.left(clock)) => Err(late),
+        }
+    }
+
+    async fn check(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
         let may_run = self.may_run(shared).await?;
         let waiting = AsyncWait::of(&self, shared).map(Box::new);
         let Self { head, payload, operation, .. } = &*self;
@@ -103,17 +117,29 @@ impl Admitted {
         let call = Box::new(InnerCall { head, parts, data: payload.into_data(), key });
         // If the client disconnects before the operation starts, the operation does not run: it
         // watches this value.
-        let client = Arc::new(());
+        let client = Arc::<Client>::default();
+        let deadline = call.head.deadline;
         let mut job = OperationWork::new(inner, call, shared, trace, &client);
         (job.place, job.pass, job.may_run) = (Some(place), pass.clone(), may_run);
         job.kept_from = waiting.as_ref().map(|waiting| waiting.due);
         let asking = pass.asking();
-        let awaited = match deriving(shared, &pass).await {
-            Err(error) => Awaited::Executed(Executed::Failed(error, Some(job))),
-            Ok(secret) => {
-                let InnerCall { head, parts, key, .. } = &*job.call;
-                operation.origin.memo = head.memo(key, secret, &parts.headers);
-                ask(engine, &mut operation, job, waiting.as_deref()).await
+        let awaiting = async {
+            match deriving(shared, &pass).await {
+                Err(error) => Awaited::Executed(Executed::Failed(error, Some(job))),
+                Ok(secret) => {
+                    let InnerCall { head, parts, key, .. } = &*job.call;
+                    operation.origin.memo = head.memo(key, secret, &parts.headers);
+                    ask(engine, &mut operation, job, waiting.as_deref()).await
+                }
+            }
+        };
+        let awaited = tokio::select! {
+            biased;
+            awaited = awaiting => awaited,
+            () = passes(deadline, &client, &**engine.clock()) => {
+                // The operation's task goes on. It does not start any more, or records its outcome.
+                let problem = if client.leave() { deadline::exceeded() } else { pending() };
+                return Ok(respond.problem(problem));
             }
         };
         asking.answered();
@@ -125,6 +151,13 @@ impl Admitted {
             Executed::Ran(settling, (ran, _place)) => respond.ran(&settling, ran),
             Executed::Panicked(_) => Ok(respond.panicked_in_the_middle()),
             Executed::Answered(answer, _) => Ok(respond.answer(&answer)),
+            // The client does not wait any more, so that a run would only have effects.
+            Executed::Failed(error, Some(job))
+                if fail_open::is_open(&policy, &error)
+                    && job.call.head.is_over(&**engine.clock()) =>
+            {
+                Ok(respond.problem(deadline::exceeded()))
+            }
             Executed::Failed(error, Some(job))
                 if fail_open::is_chosen(engine, &policy, reference, &error) =>
             {
@@ -133,6 +166,22 @@ impl Admitted {
             }
             Executed::Failed(error, _) => Ok(respond.problem(problem_of_error(&error, reference))),
         }
+    }
+}
+
+/// The longest time after the client's deadline in which the outcome of a started attempt may still
+/// be recorded before the client is answered. Usually that takes a few milliseconds.
+const SETTLE_GRACE: Duration = Duration::from_millis(100);
+
+/// Waits until the deadline passes. After the start of the attempt, its settlement gets
+/// [`SETTLE_GRACE`] in addition.
+async fn passes(deadline: Option<Deadline>, client: &Client, clock: &dyn Clock) {
+    let Some(deadline) = deadline else {
+        return std::future::pending().await;
+    };
+    clock.sleep(deadline.left(clock)).await;
+    if client.has_started() {
+        clock.sleep(SETTLE_GRACE).await;
     }
 }
 

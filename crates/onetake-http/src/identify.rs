@@ -186,6 +186,9 @@ fn operation(shared: &LayerState, head: &Head, name: &Name, print: Fingerprint) 
         .origin(Origin::new(tenant, &policy.label))
         .in_flight(in_flight)
         .run_max(head.run_max(clock));
+    // A key with a record is not counted again, so the record of an attempt that was counted stays.
+    let operation =
+        if policy.velocity.is_empty() { operation } else { operation.keeping_untried() };
     match &policy.on_retry {
         Some(hook) => operation.on_retry(hook.clone()),
         None => operation,

@@ -151,7 +151,8 @@ impl Responder<'_> {
     }
 }
 
-fn pending() -> Problem {
+/// The problem of an operation that ran and whose outcome is not in the store yet.
+pub(crate) fn pending() -> Problem {
     Problem::new(
         Code::OutcomePending,
         "The operation ran, but its outcome could not be saved yet, so it cannot be shown. Retry with the same key, and do not use a new one.",

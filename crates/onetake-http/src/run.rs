@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -50,6 +51,34 @@ pub(crate) struct InnerCall {
     pub(crate) key: Key,
 }
 
+/// The client of an attempt. Either the attempt starts or the client leaves first: both change one
+/// atomic word, and the first change counts.
+#[derive(Debug, Default)]
+pub(crate) struct Client(AtomicU8);
+
+const WAITS: u8 = 0;
+const STARTED: u8 = 1;
+const LEFT: u8 = 2;
+
+impl Client {
+    /// Leaves. Returns false if the attempt has started.
+    pub(crate) fn leave(&self) -> bool {
+        self.change(LEFT)
+    }
+
+    fn start(&self) -> bool {
+        self.change(STARTED)
+    }
+
+    pub(crate) fn has_started(&self) -> bool {
+        self.0.load(Ordering::Acquire) == STARTED
+    }
+
+    fn change(&self, to: u8) -> bool {
+        self.0.compare_exchange(WAITS, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
 /// The work of an operation: one call of the inner service.
 pub(crate) struct OperationWork<S, Req> {
     pub(crate) inner: S,
@@ -67,7 +96,7 @@ pub(crate) struct OperationWork<S, Req> {
     pub(crate) shared: Arc<LayerState>,
     pub(crate) trace: Arc<Trace>,
     /// Alive while the client waits.
-    client: Weak<()>,
+    client: Weak<Client>,
     /// Signals the start of the attempt to a client that does not wait for its end.
     pub(crate) started: Option<oneshot::Sender<()>>,
     body: PhantomData<fn(Req)>,
@@ -96,7 +125,7 @@ impl<S, Req> OperationWork<S, Req> {
         call: Box<InnerCall>,
         shared: &Arc<LayerState>,
         trace: &Arc<Trace>,
-        client: &Arc<()>,
+        client: &Arc<Client>,
     ) -> Self {
         Self {
             inner,
@@ -116,12 +145,12 @@ impl<S, Req> OperationWork<S, Req> {
     /// Returns a verdict and a problem if the attempt must not start although its claim was
     /// granted.
     fn objection(&self, clock: &dyn Clock) -> Option<(Verdict, Problem)> {
-        if self.client.strong_count() == 0 {
-            return Some((Verdict::Release, in_progress()));
-        }
         // The claim was granted after the client's deadline.
         if self.call.head.is_over(clock) {
             return Some((Verdict::Release, deadline::exceeded()));
+        }
+        if self.client.strong_count() == 0 {
+            return Some((Verdict::Release, in_progress()));
         }
         if let Some(route) = self.call.transactional_route()
             && self.shared.misfits.has(&route)
@@ -133,7 +162,12 @@ impl<S, Req> OperationWork<S, Req> {
             return Some((Verdict::Release, misconfigured()));
         }
         // The issued key has expired. Its record had an outcome, and expired before the claim.
-        (!self.may_run).then(|| (Verdict::Fail(issued::expired_failure()), issued::invalid()))
+        if !self.may_run {
+            return Some((Verdict::Fail(issued::expired_failure()), issued::invalid()));
+        }
+        // This is the last objection: from here on the client knows that the attempt starts.
+        let starts = self.client.upgrade().is_some_and(|client| client.start());
+        (!starts).then(|| (Verdict::Release, in_progress()))
     }
 }
 

@@ -39,6 +39,7 @@ pub struct Lease {
     started: AtomicBool,
     /// True if the payload counts as never tried, although the attempt started.
     disowned: AtomicBool,
+    keeps_untried: bool,
     lease_state: Arc<LeaseState>,
     engine: Engine,
 }
@@ -101,6 +102,7 @@ impl Lease {
             fence,
             started: AtomicBool::new(false),
             disowned: AtomicBool::new(false),
+            keeps_untried: operation.keeps_untried,
             lease_state,
             engine: engine.clone(),
         }
@@ -265,10 +267,10 @@ impl Lease {
             tracing::debug_span!(target: SPANS, "settle", onetake.transition = word(&transition));
         let settlement =
             Settlement { id: self.lease_state.id, attempt: self.lease_state.attempt, transition };
-        let started = Started {
-            ever: self.started.load(Ordering::Acquire),
-            counts: !self.disowned.load(Ordering::Acquire),
-        };
+        let ever = self.started.load(Ordering::Acquire);
+        let is_untried = !ever && !self.keeps_untried;
+        let leaves_payload = !is_untried && !self.disowned.load(Ordering::Acquire);
+        let started = Started { ever, leaves_payload };
         let (engine, lease_state) = (self.engine.clone(), Arc::clone(&self.lease_state));
         let tracked = engine.inner.settling.token();
         let task = Box::pin(async move {
@@ -314,7 +316,7 @@ pub(crate) struct Granted {
 struct Started {
     ever: bool,
     /// False if a release leaves no payload behind: see [`Lease::disown`].
-    counts: bool,
+    leaves_payload: bool,
 }
 
 /// Settles with retries until the store answers, then lands the flight.
@@ -341,8 +343,7 @@ async fn settle(
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
                 // This is before the landing, so that a waiter finds the key free.
-                if settlement.transition == Transition::Release && !(started.ever && started.counts)
-                {
+                if settlement.transition == Transition::Release && !started.leaves_payload {
                     never_started::forget(engine, &record).await;
                 }
                 // Callers that waited for an attempt that never started may try the operation

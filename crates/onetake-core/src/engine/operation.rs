@@ -105,6 +105,8 @@ pub struct Operation {
     pub run_max: Duration,
     /// The hook that is called before the operation runs again.
     pub on_retry: Option<OnRetry>,
+    /// True if an attempt that never started leaves its record behind, and with it its payload.
+    pub keeps_untried: bool,
 }
 
 impl Operation {
@@ -127,7 +129,16 @@ impl Operation {
             in_flight: WhileRunning::default(),
             run_max: Duration::from_secs(30),
             on_retry: None,
+            keeps_untried: false,
         }
+    }
+
+    /// Lets an attempt that never started leave its record behind. Callers that count new keys need
+    /// the record, to count each key once.
+    #[must_use]
+    pub fn keeping_untried(mut self) -> Self {
+        self.keeps_untried = true;
+        self
     }
 
     /// Sets the fingerprints of the request that are sealed with earlier secrets, so that records

@@ -3,6 +3,7 @@
 mod accepted_202;
 mod client_attacks;
 mod common;
+mod deadlines_and_stores;
 mod fingerprints;
 #[cfg(feature = "axum")]
 mod handlers;

@@ -16,7 +16,8 @@ const RIGHT: &str = "Basic YWxpY2U6cmlnaHQ=";
 const WRONG: &str = "Basic YWxpY2U6d3Jvbmc=";
 
 async fn charge(headers: HeaderMap, body: String) -> StatusCode {
-    match (&headers["authorization"] == RIGHT, body.as_str()) {
+    let credential = headers.get("authorization").unwrap();
+    match (credential == RIGHT, body.as_str()) {
         (false, _) => StatusCode::UNAUTHORIZED,
         (true, "later") => StatusCode::SERVICE_UNAVAILABLE,
         (true, _) => StatusCode::CREATED,

@@ -9,6 +9,7 @@
 //! | [`upstream`] | an upstream that acts as its path says, and counts its actions |
 //! | [`servers`] | PostgreSQL, Redis, DynamoDB, NATS and other servers that tests start |
 //! | [`fault_proxy`] | a TCP proxy that can be slow, silent or dead |
+//! | [`scenarios`] | the server of the clients' suite (binary: `onetake-scenarios`) |
 //! | [`client`] | a client that returns everything it received |
 
 pub mod blackbox;
@@ -16,6 +17,7 @@ pub mod client;
 pub mod fault_proxy;
 pub mod history;
 pub mod model;
+pub mod scenarios;
 pub mod servers;
 pub mod simulation;
 pub mod upstream;

@@ -11,6 +11,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("pip3", "/usr/bin", "python3-pip"),
     ("node", "/usr/bin", "nodejs"),
     ("npm", "/usr/bin", "npm"),
+    ("nginx", "/usr/sbin", "nginx-light"),
 ];
 
 /// A DynamoDB server for local use.
@@ -75,6 +76,36 @@ const SCHEMATHESIS: &[&str] = &[
     "werkzeug==3.1.9",
 ];
 
+/// Web frameworks that run behind the gateway. Their dependencies are pinned as well.
+const FRAMEWORKS_FOR_PYTHON: &[&str] = &[
+    "annotated-doc==0.0.6",
+    "annotated-types==0.8.0",
+    "anyio==4.16.0",
+    "asgiref==3.13.0",
+    "blinker==1.9.0",
+    "click==8.5.1",
+    "django==5.2.19",
+    "fastapi==0.162.4",
+    "flask==3.1.3",
+    "h11==0.16.0",
+    "idna==3.20",
+    "itsdangerous==2.2.0",
+    "jinja2==3.1.6",
+    "markupsafe==3.0.4",
+    "opentelemetry-api==1.45.2",
+    "pydantic==2.14.3",
+    "pydantic-core==2.50.4",
+    "sqlparse==0.6.1",
+    "starlette==1.10.0",
+    "typing-extensions==4.16.0",
+    "typing-inspection==0.4.5",
+    "uvicorn==0.54.0",
+    "werkzeug==3.1.9",
+];
+
+/// A web framework for Node that runs behind the gateway.
+const FRAMEWORK_FOR_NODE: &str = "express@5.3.0";
+
 /// Installs missing programs.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
@@ -104,12 +135,17 @@ pub(crate) fn servers() -> Result<(), String> {
     }
     fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
-    fill(&tools.join("stripe/node"), |folder| {
-        let mut npm = Command::new("npm");
-        npm.args(["install", "--silent", "--no-save", "--no-audit", "--no-fund"]);
-        npm.arg("--ignore-scripts").arg("--prefix").arg(folder).arg(STRIPE_FOR_NODE);
-        npm
-    })
+    fill(&tools.join("frameworks/python"), |folder| pip(folder, FRAMEWORKS_FOR_PYTHON))?;
+    fill(&tools.join("stripe/node"), |folder| npm(folder, STRIPE_FOR_NODE))?;
+    fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))
+}
+
+/// Installs a package for Node.
+fn npm(folder: &Path, package: &str) -> Command {
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--silent", "--no-save", "--no-audit", "--no-fund"]);
+    npm.arg("--ignore-scripts").arg("--prefix").arg(folder).arg(package);
+    npm
 }
 
 /// Installs packages for the Python that the tests run, because files depend on its version.

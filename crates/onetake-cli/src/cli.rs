@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use onetake_core::{Clock, SystemClock};
+use onetake_core::{Clock, ErrorChain, SystemClock};
 use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -64,18 +64,19 @@ enum Command {
     },
     /// Print the JSON Schema of the configuration file, for editors and other tools.
     Schema,
-    /// Create or update what the store needs: tables, indexes.
+    /// Create or update the tables and indexes of the store.
     Migrate {
         #[command(flatten)]
         store: Stored,
-        /// Write the PostgreSQL schema into this folder instead, as one file for each version, for a migration tool.
+        /// Write the PostgreSQL schema to this folder instead, one file for each version, for a
+        /// migration tool.
         #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "store"])]
         write: Option<PathBuf>,
         /// The migration tool that the files of --write are named for.
         #[arg(long, value_enum, default_value_t, requires = "write")]
         naming: MigrationNaming,
     },
-    /// Look at keys and change them, over the admin API of a running gateway.
+    /// Inspect and change keys through the admin API of a running gateway.
     Keys(Keys),
     /// Deliver the messages of the outbox to NATS JetStream or to a webhook.
     Relay(relay::Arguments),
@@ -226,10 +227,11 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
             return Err(Failed(faults.join("\n\n"), 2));
         }
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
+        said.push_str(&config.fall_through());
         found.push(format!("{} routes", config.routes.len()));
         if explain {
             let explained = config::explain(text.as_deref(), &name, std::env::vars());
-            said.push_str(&explained.map_err(|error| Failed(error.to_string(), 2))?);
+            said.push_str(&explained.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?);
         }
     }
     if purposes.relay {
@@ -242,7 +244,7 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
 fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
     let (text, name) = read(path)?;
     config::load(text.as_deref(), &name, std::env::vars(), overrides)
-        .map_err(|error| Failed(error.to_string(), 2))
+        .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
 }
 
 /// Returns the file's text, if there is a file, and its name for error messages.
@@ -272,7 +274,7 @@ impl Stored {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
         config::load_store(text.as_deref(), &name, std::env::vars(), overrides)
-            .map_err(|error| Failed(error.to_string(), 2))
+            .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
     }
 
     fn migrate(self) -> ExitCode {
@@ -280,7 +282,7 @@ impl Stored {
         let migrate = || {
             let config = self.load()?;
             let migrated = runtime()?.block_on(stores::migrate(&config));
-            let what = migrated.map_err(|error| Failed(error.to_string(), 3))?;
+            let what = migrated.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?;
             println!("{}: {what}", config.url);
             Ok::<_, Failed>(ExitCode::SUCCESS)
         };
@@ -292,8 +294,9 @@ impl Stored {
             let config = self.load()?;
             let examined = runtime()?.block_on(stores::examine(&config));
             examined.map_err(|error| {
-                say(&doctor::unreachable(&error.to_string(), format).unwrap_or_default());
-                Failed(error.to_string(), 3)
+                say(&doctor::unreachable(&ErrorChain(&error).to_string(), format)
+                    .unwrap_or_default());
+                Failed(ErrorChain(&error).to_string(), 3)
             })
         };
         match examine() {
@@ -353,7 +356,7 @@ impl Demo {
         }
         let options = match demo::Options::new(self.seconds, self.rate, self.seed) {
             Ok(options) => options,
-            Err(error) => return Failed(error.to_string(), 2).into(),
+            Err(error) => return Failed(ErrorChain(&error).to_string(), 2).into(),
         };
         // Logs would garble the live picture, so they are off unless `ONETAKE_LOG` is set.
         if std::env::var_os("ONETAKE_LOG").is_some() {
@@ -377,9 +380,9 @@ impl Demo {
             // The last lines on the screen explain the failure.
             Ok(_) => ExitCode::FAILURE,
             Err(error @ (DemoError::Start(_) | DemoError::Io { .. })) => {
-                Failed(error.to_string(), 3).into()
+                Failed(ErrorChain(&error).to_string(), 3).into()
             }
-            Err(error) => Failed(error.to_string(), 1).into(),
+            Err(error) => Failed(ErrorChain(&error).to_string(), 1).into(),
         }
     }
 }
@@ -390,7 +393,7 @@ fn run_sample_api(listen: SocketAddr) -> ExitCode {
     };
     let served = runtime().and_then(|runtime| {
         let served = runtime.block_on(demo::serve_sample(listen, Arc::new(SystemClock), stop));
-        served.map_err(|error| Failed(error.to_string(), 3))
+        served.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))
     });
     served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
 }
@@ -400,12 +403,13 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     let store = config.store.url.to_string();
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
         tracing::warn!(
-            "ONETAKE_ADMIN_TOKEN is set, but no token is configured: the admin API needs none. Write \
-             token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
+            "ONETAKE_ADMIN_TOKEN is set, but admin.token is not configured, so the admin API \
+             requires no token. Write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
         );
     }
-    let gateway =
-        Gateway::start(config).await.map_err(|error: StartError| Failed(error.to_string(), 3))?;
+    let gateway = Gateway::start(config)
+        .await
+        .map_err(|error: StartError| Failed(ErrorChain(&error).to_string(), 3))?;
     export.register_metrics();
     tracing::info!(
         listen = %gateway.address(), admin = %gateway.admin_address(), upstream, store, "onetake is ready"
@@ -416,23 +420,28 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
             // The state on disk is uncertain now. Only a restart may read it; this process must not
             // go on.
             gateway.abort().await;
-            return Err(Failed(format!("the store failed and cannot be trusted any more: {error}"), 1));
+            return Err(Failed(format!("the store failed and must not be used any more: {}", ErrorChain(&error)), 1));
         }
     };
-    tracing::info!(signal = stop, "draining: nothing new is accepted");
+    tracing::info!(signal = stop, "draining: no new connections are accepted");
     let drained = tokio::select! {
         biased;
         drained = gateway.shutdown(patience) => drained,
         signal = stop_signal() => {
-            return Err(Failed(format!("stopped at once by a second {signal}"), 1));
+            return Err(Failed(format!("stopped immediately by a second {signal}"), 1));
         }
     };
     match drained {
         Ok(true) => tracing::info!("drained"),
         Ok(false) => tracing::warn!(
-            "drain timeout: operations that were still running have an unknown outcome now"
+            "drain timeout: operations that were still running now have an unknown outcome"
         ),
-        Err(error) => return Err(Failed(format!("the store could not be closed: {error}"), 1)),
+        Err(error) => {
+            return Err(Failed(
+                format!("the store could not be closed: {}", ErrorChain(&error)),
+                1,
+            ));
+        }
     }
     Ok(())
 }

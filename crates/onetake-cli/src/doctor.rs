@@ -95,8 +95,8 @@ fn findings(diagnosis: &Diagnosis) -> Vec<Finding> {
     let apart =
         diagnosis.clock_ahead_micros.map(|ahead| Duration::from_micros(ahead.unsigned_abs()));
     if apart.is_some_and(|apart| apart > CLOCKS_APART) {
-        let what = "the store's clock and this machine's are far apart; the store's decides";
-        findings.push(Finding::weak(what, "set both by NTP"));
+        let what = "the clocks of the store and of this machine differ; onetake uses the clock of the store";
+        findings.push(Finding::weak(what, "synchronize both with NTP"));
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.weight));
     }
     findings
@@ -113,8 +113,8 @@ fn word(weight: Weight) -> &'static str {
 fn conclusion(worst: Weight) -> &'static str {
     match worst {
         Weight::Fine => "No problems were found.",
-        Weight::Weak => "No setting is broken. See what is weak above.",
-        Weight::Broken => "Operations could be lost or repeated: see what is broken above.",
+        Weight::Weak => "No setting is broken. Some are weak: see above.",
+        Weight::Broken => "Operations could be lost or repeated: see the broken settings above.",
     }
 }
 
@@ -140,18 +140,12 @@ mod tests {
     fn people_read_the_gravest_first_with_what_to_do() {
         assert_eq!(
             report(&examined(), Format::Text),
-            "store      postgres://me:***@db/x\n\
-             server     PostgreSQL 15.4\n\
-             round trip 0.420 ms\n\
-             clock      6000.000 ms behind this machine's\n\
-             \n\
-             broken     synchronous_commit is off\n           \
-             → set it to on\n\
-             weak       the store's clock and this machine's are far apart; the store's decides\n           \
-             → set both by NTP\n\
-             fine       fsync is on\n\
-             \n\
-             Operations could be lost or repeated: see what is broken above.\n"
+            "store      postgres://me:***@db/x\nserver     PostgreSQL 15.4\nround trip 0.420 \
+             ms\nclock      6000.000 ms behind this machine's\n\nbroken     synchronous_commit is \
+             off\n           → set it to on\nweak       the clocks of the store and of this \
+             machine differ; onetake uses the clock of the store\n           → synchronize both with \
+             NTP\nfine       fsync is on\n\nOperations could be lost or repeated: see the broken \
+             settings above.\n"
         );
     }
 

@@ -33,7 +33,7 @@ pub(crate) fn init_with(format: LogFormat, spans: Option<SpanLayer>) {
     let asked = std::env::var("ONETAKE_LOG").ok().filter(|text| !text.is_empty());
     let filter = asked.map(|text| EnvFilter::try_new(ours(&text)));
     let filter = filter.unwrap_or_else(|| Ok(EnvFilter::new(DEFAULT))).unwrap_or_else(|error| {
-        eprintln!("onetake: ONETAKE_LOG is not a filter ({error}); it is ignored");
+        eprintln!("onetake: ONETAKE_LOG is not a valid filter ({error}) and is ignored; write for example info or onetake=debug");
         EnvFilter::new(DEFAULT)
     });
     let logs = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);

@@ -201,7 +201,7 @@ impl AuditEntry {
     pub fn decode(place: AuditPosition, bytes: Bytes) -> Result<Self, DecodeError> {
         let mut from = Reader(bytes);
         if from.u8("version")? != VERSION {
-            return Err(DecodeError::new("another version of a note"));
+            return Err(DecodeError::new("unsupported version of an audit entry"));
         }
         let entry = Self {
             place,

@@ -107,10 +107,10 @@ impl Rng for SystemRng {
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     #[expect(
         clippy::expect_used,
-        reason = "an operating system without randomness cannot name attempts safely: stop"
+        reason = "without random numbers from the operating system, attempt ids would not be unique"
     )]
     fn fill(&self, into: &mut [u8]) {
-        getrandom::fill(into).expect("the operating system gives randomness");
+        getrandom::fill(into).expect("the operating system provides random numbers");
     }
 }
 

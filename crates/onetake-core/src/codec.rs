@@ -19,7 +19,7 @@ const VERSION: u8 = 2;
 
 /// The error for bytes that are not a record of a known version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the stored bytes are not a record of version {VERSION}: {0}")]
+#[error("the stored bytes are not a valid record of version {VERSION}: {0}")]
 pub struct DecodeError(&'static str);
 
 impl DecodeError {
@@ -280,7 +280,7 @@ impl Reader {
     /// # Errors
     /// If there are any.
     pub fn end(&self) -> Result<(), DecodeError> {
-        if self.0.is_empty() { Ok(()) } else { Err(DecodeError("bytes behind the end")) }
+        if self.0.is_empty() { Ok(()) } else { Err(DecodeError("unexpected bytes at the end")) }
     }
 }
 

@@ -113,7 +113,7 @@ pub enum Received<E> {
 #[non_exhaustive]
 pub enum ReceiveError {
     /// The message's id cannot be a key.
-    #[error("the message's id cannot be used: {0}")]
+    #[error("the id of the message is not a valid key")]
     Id(#[from] KeyError),
     /// The engine could not start an attempt.
     #[error(transparent)]
@@ -178,7 +178,12 @@ impl Inbox {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
             };
             let Some(before) = tries_before(&engine, attempt.id).await else {
-                not_tried(&engine, attempt, "its earlier tries could not be counted").await;
+                not_tried(
+                    &engine,
+                    attempt,
+                    "the earlier attempts of the message could not be counted",
+                )
+                .await;
                 return Verdict::Release;
             };
             let attempts = before.saturating_add(1);
@@ -191,7 +196,7 @@ impl Inbox {
                 Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
                     told(AttemptResult { attempt, attempts: before, error: Some(error) });
-                    not_tried(&engine, attempt, "its work could not begin").await;
+                    not_tried(&engine, attempt, "the work could not begin").await;
                     Verdict::Release
                 }
                 Err(error) => {
@@ -267,7 +272,7 @@ where
             Ok(answer) => return Some(answer),
             Err(error) if pause > READ_PAUSE_MAX => {
                 let reference = id.reference();
-                tracing::warn!(%reference, %error, "a message was not tried: how often it was before is not known");
+                tracing::warn!(%reference, %error, "a message was not processed: the number of its earlier attempts could not be read");
                 return None;
             }
             Err(_) => engine.clock().sleep(pause).await,
@@ -311,6 +316,6 @@ fn received<E>(outcome: &Outcome, said: Option<AttemptResult<E>>) -> Received<E>
 }
 
 fn poisoned(attempts: u32) -> Failure {
-    let detail = format!("it was tried {attempts} times and never succeeded");
+    let detail = format!("it failed {attempts} times and is not tried again");
     Failure { code: POISONED.to_owned(), detail }
 }

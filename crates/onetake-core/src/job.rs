@@ -87,7 +87,7 @@ pub enum JobError<E> {
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The payload cannot be written as JSON: the work did not run.
-    #[error("the payload of the job cannot be written as JSON")]
+    #[error("the payload of the job cannot be serialized as JSON")]
     Payload(#[source] serde_json::Error),
     /// The work ran here, and its last attempt returned this error.
     #[error("the job failed")]
@@ -102,14 +102,16 @@ pub enum JobError<E> {
     #[error("the job is still running")]
     StillRunning,
     /// An attempt started, and it is not known whether it had an effect.
-    #[error("nobody knows what became of the job: an operator has to look at {0}")]
+    #[error(
+        "the outcome of the job is unknown: an operator must settle key {0} with `onetake keys`"
+    )]
     Unknown(Reference),
     /// The work ran, and the store has not confirmed its result yet. Request the job again.
-    #[error("the result of the job is not saved yet: ask again with the same key")]
+    #[error("the result of the job is not saved yet: request the job again with the same key")]
     NotSaved,
     /// The recorded result does not have the requested type. The error names the position, not the
     /// contents.
-    #[error("the recorded result is no {expected}: line {line}, column {column}")]
+    #[error("the recorded result is not a valid {expected}: line {line}, column {column}")]
     OtherType {
         /// The requested type.
         expected: &'static str,
@@ -293,12 +295,14 @@ impl Job {
             let Some(before) = before else { return Verdict::Release };
             let attempts_max = retry.map_or(1, |retry| retry.attempts_max.clamp(1, ATTEMPTS_MAX));
             if before >= attempts_max {
-                return failed(&format_args!("it was tried {before} times and never succeeded"));
+                return failed(&format_args!("it failed {before} times and is not tried again"));
             }
             let number = before.saturating_add(1);
             match work(JobAttempt { attempt, number, engine, scope, key }).await {
                 Ok(value) => serde_json::to_vec(&value).map_or_else(
-                    |error| failed(&format_args!("its result cannot be written as JSON: {error}")),
+                    |error| {
+                        failed(&format_args!("the result cannot be serialized as JSON: {error}"))
+                    },
                     |bytes| Verdict::Complete(Recording::new(bytes)),
                 ),
                 Err(error) => {

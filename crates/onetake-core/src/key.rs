@@ -20,7 +20,7 @@ pub const KEY_LENGTH_MIN_DEFAULT: usize = 16;
 pub enum KeyError {
     /// The key has fewer characters than the route requires.
     #[error(
-        "the key has {length} characters; at least {min} are required, so that nobody can guess it (a UUID has 36)"
+        "the key has {length} characters; at least {min} are required, so that it cannot be guessed (a UUID has 36)"
     )]
     TooShort {
         /// Characters received.
@@ -35,7 +35,7 @@ pub enum KeyError {
         length: usize,
     },
     /// The key contains a character that is not visible ASCII.
-    #[error("the key holds a character that is not visible ASCII, at position {position}")]
+    #[error("the key has a character that is not visible ASCII at position {position}")]
     NotVisibleAscii {
         /// The position of the character, counted from one.
         position: usize,
@@ -46,19 +46,33 @@ pub enum KeyError {
         /// The defect.
         what: &'static str,
     },
+    /// The value has several keys that differ, or a bare key with a comma.
+    #[error(
+        "it names several keys, separated by commas; send one key, and put a key that has a comma into quotes"
+    )]
+    Several,
 }
 
 impl Key {
     /// Reads a key from a header value.
     ///
     /// The structured-field string `"abc"` and the bare `abc` that every known SDK sends name the
-    /// same key.
+    /// same key. A bare key has no comma: proxies join the lines of a repeated header with commas,
+    /// so `abc, abc` is the key `abc`, and `abc, def` is an error.
     ///
     /// # Errors
-    /// If the value is not a valid key, or is shorter than `length_min` characters.
+    /// If the value is not a valid key, is shorter than `length_min` characters, or names several
+    /// keys.
     pub fn from_header(value: &[u8], length_min: usize) -> Result<Self, KeyError> {
-        let value = value.trim_ascii();
-        let text = if value.first() == Some(&b'"') { unquote(value)? } else { bare(value)? };
+        let Member { text, rest, .. } = Member::read(value)?;
+        let mut others = rest;
+        while let Some(value) = others {
+            let other = Member::read(value)?;
+            if other.text != text {
+                return Err(KeyError::Several);
+            }
+            others = other.rest;
+        }
         let length = text.len();
         if length < length_min.max(1) {
             return Err(KeyError::TooShort { length, min: length_min.max(1) });
@@ -67,6 +81,15 @@ impl Key {
             return Err(KeyError::TooLong { length });
         }
         Ok(Self(text))
+    }
+
+    /// Returns the first key in a header value, as the client wrote it. It is the whole value,
+    /// unless a proxy joined several lines.
+    ///
+    /// # Errors
+    /// If the value does not start with a key.
+    pub fn first_in_header(value: &[u8]) -> Result<&[u8], KeyError> {
+        Member::read(value).map(|member| member.written)
     }
 
     /// Creates a key from a program's own text of 1 to 255 bytes.
@@ -95,19 +118,49 @@ impl fmt::Debug for Key {
     }
 }
 
-fn bare(value: &[u8]) -> Result<String, KeyError> {
-    let mut text = String::with_capacity(value.len());
-    for (at, byte) in value.iter().enumerate() {
+/// One key of a header value.
+struct Member<'a> {
+    /// The key without its quotes.
+    text: String,
+    /// The key with its quotes.
+    written: &'a [u8],
+    /// The value behind the comma, if there is one.
+    rest: Option<&'a [u8]>,
+}
+
+impl<'a> Member<'a> {
+    fn read(value: &'a [u8]) -> Result<Self, KeyError> {
+        let value = value.trim_ascii();
+        let (text, length) =
+            if value.first() == Some(&b'"') { unquote(value)? } else { bare(value)? };
+        let (written, behind) = value.split_at_checked(length).unwrap_or((value, &[]));
+        let rest = match behind.trim_ascii_start() {
+            [] => None,
+            [b',', rest @ ..] => Some(rest),
+            // Parameters (`"abc";v=1`) have no meaning for this header. They are refused, because
+            // the client may have meant something by them.
+            _ => return Err(KeyError::BadQuotes { what: "something follows the closing quote" }),
+        };
+        Ok(Self { text, written, rest })
+    }
+}
+
+/// Reads a bare key. Returns it with its length.
+fn bare(value: &[u8]) -> Result<(String, usize), KeyError> {
+    let member = value.split(|byte| *byte == b',').next().unwrap_or_default().trim_ascii_end();
+    let mut text = String::with_capacity(member.len());
+    for (at, byte) in member.iter().enumerate() {
         if !byte.is_ascii_graphic() {
             return Err(KeyError::NotVisibleAscii { position: at + 1 });
         }
         text.push(char::from(*byte));
     }
-    Ok(text)
+    Ok((text, member.len()))
 }
 
-/// Reads a structured-field string (RFC 9651): `\"` and `\\` are the only escapes.
-fn unquote(value: &[u8]) -> Result<String, KeyError> {
+/// Reads a structured-field string (RFC 9651): `\"` and `\\` are the only escapes. Returns the text
+/// with the length of the string, quotes included.
+fn unquote(value: &[u8]) -> Result<(String, usize), KeyError> {
     let mut text = String::with_capacity(value.len());
     let mut bytes = value.iter().enumerate().skip(1);
     loop {
@@ -115,12 +168,12 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
             None => {
                 return Err(KeyError::BadQuotes { what: "the closing quote is missing" });
             }
-            Some((_, b'"')) => break,
+            Some((at, b'"')) => return Ok((text, at + 1)),
             Some((_, b'\\')) => match bytes.next() {
                 Some((_, escaped @ (b'"' | b'\\'))) => text.push(char::from(*escaped)),
                 _ => {
                     return Err(KeyError::BadQuotes {
-                        what: "a backslash may stand only before a quote or a backslash",
+                        what: "a backslash is only allowed before a quote or a backslash",
                     });
                 }
             },
@@ -130,12 +183,6 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
             Some((_, byte)) => text.push(char::from(*byte)),
         }
     }
-    // Parameters (`"abc";v=1`) have no meaning for this header. They are refused, because the
-    // client may have meant something by them.
-    if bytes.next().is_some() {
-        return Err(KeyError::BadQuotes { what: "something follows the closing quote" });
-    }
-    Ok(text)
 }
 
 #[cfg(test)]
@@ -174,6 +221,38 @@ mod tests {
     }
 
     #[test]
+    fn joined_lines_are_one_key_if_they_are_equal() {
+        let one = Key::from_header(UUID.as_bytes(), 16).unwrap();
+        for joined in [
+            format!("{UUID},{UUID}"),
+            format!("{UUID}, {UUID}"),
+            format!("{UUID} ,\t\"{UUID}\" , {UUID}"),
+            format!("\"{UUID}\",{UUID}"),
+        ] {
+            assert_eq!(Key::from_header(joined.as_bytes(), 16).as_ref(), Ok(&one), "{joined}");
+            let first = Key::first_in_header(joined.as_bytes()).unwrap();
+            assert_eq!(Key::from_header(first, 16).as_ref(), Ok(&one), "{joined}");
+            assert!(!first.contains(&b','), "{joined}");
+        }
+        for several in [
+            format!("{UUID},{}", UUID.to_uppercase()),
+            format!("{UUID},another-key-1234567890"),
+            format!("{UUID},"),
+            format!(",{UUID}"),
+            format!("{UUID},,{UUID}"),
+            "a-bare-key,with-a-comma".to_owned(),
+        ] {
+            assert_eq!(
+                Key::from_header(several.as_bytes(), 16),
+                Err(KeyError::Several),
+                "{several}"
+            );
+        }
+        let quoted = Key::from_header(b"\"a-quoted-key,with-a-comma\"", 16).unwrap();
+        assert_eq!(quoted.as_str(), "a-quoted-key,with-a-comma");
+    }
+
+    #[test]
     fn debug_hides_the_value() {
         assert!(!format!("{:?}", Key::new(UUID).unwrap()).contains("6f1c"));
     }
@@ -192,7 +271,7 @@ mod tests {
             let quoted = format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
             let from_quoted = Key::from_header(quoted.as_bytes(), 16).unwrap();
             prop_assert_eq!(from_quoted.as_str(), text.as_str());
-            if !text.starts_with('"') {
+            if !text.starts_with('"') && !text.contains(',') {
                 prop_assert_eq!(Key::from_header(text.as_bytes(), 16).unwrap(), from_quoted);
             }
         }

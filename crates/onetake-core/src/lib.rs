@@ -28,6 +28,7 @@ pub mod decide;
 mod delegate;
 pub mod derived;
 pub mod engine;
+mod error_chain;
 pub mod fingerprint;
 pub mod hex;
 pub mod inbox;
@@ -50,6 +51,7 @@ pub use engine::{
     NotDone, OnRetry, Operation, Outcome, Reconcile, ReconcileAnswer, ReconcileOptions, RecordWith,
     Settling, Traffic, Verdict, WhileRunning, Work,
 };
+pub use error_chain::ErrorChain;
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use inbox::{Inbox, InboxOptions, Received};
 pub use job::{Job, JobAttempt, JobError, Retry};

@@ -72,7 +72,7 @@ impl fmt::Debug for TenantDigest {
 
 /// The error for a text that is not a tenant's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a tenant's digest: expected 32 hexadecimal digits, as `onetake keys get` shows them")]
+#[error("not a tenant digest: expected 32 hexadecimal digits, as `onetake keys get` shows them")]
 pub struct TenantDigestError;
 
 impl FromStr for TenantDigest {

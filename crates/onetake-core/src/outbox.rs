@@ -115,13 +115,13 @@ pub struct Message {
 #[non_exhaustive]
 pub enum MessageRefused {
     /// A completion has too many messages.
-    #[error("{found} messages are too many for one completion: {MESSAGES_MAX} at most")]
+    #[error("the completion has {found} messages; at most {MESSAGES_MAX} are allowed")]
     TooMany {
         /// The number of messages.
         found: usize,
     },
     /// A part of a message is too large.
-    #[error("{what} of message {number} has {found} bytes, and may have {limit} at most")]
+    #[error("message {number}: {what} has {found} bytes; at most {limit} are allowed")]
     TooLarge {
         /// The message, counted from 0.
         number: usize,
@@ -133,7 +133,7 @@ pub enum MessageRefused {
         limit: usize,
     },
     /// A part of a message cannot be delivered or stored.
-    #[error("{what} of message {number} {fault}")]
+    #[error("message {number}: {what} {fault}")]
     Malformed {
         /// The message, counted from 0.
         number: usize,
@@ -207,7 +207,7 @@ impl Message {
             for (what, found, limit) in [
                 ("the topic", message.topic.len(), TOPIC_BYTES_MAX),
                 ("the ordering key", message.order.len(), ORDER_BYTES_MAX),
-                ("what the headers hold", headers.sum(), HEADERS_BYTES_MAX),
+                ("the set of headers", headers.sum(), HEADERS_BYTES_MAX),
                 ("the payload", message.payload.len(), PAYLOAD_BYTES_MAX),
             ] {
                 if found > limit {
@@ -220,10 +220,10 @@ impl Message {
             }
             // PostgreSQL cannot store a NUL in a text.
             if message.topic.contains('\0') {
-                return malformed("the topic", "holds a NUL");
+                return malformed("the topic", "contains a NUL character");
             }
             if message.order.contains('\0') {
-                return malformed("the ordering key", "holds a NUL");
+                return malformed("the ordering key", "contains a NUL character");
             }
         }
         Ok(())
@@ -393,15 +393,15 @@ mod tests {
         let told = |messages: &[Message]| Message::check(messages).unwrap_err().to_string();
         assert_eq!(
             told(&[fine.clone(), large]),
-            "the topic of message 1 has 256 bytes, and may have 255 at most"
+            "message 1: the topic has 256 bytes; at most 255 are allowed"
         );
         assert_eq!(Message::check(&vec![fine.clone(); MESSAGES_MAX]), Ok(()));
         let many = vec![fine; MESSAGES_MAX + 1];
-        assert_eq!(told(&many), "1001 messages are too many for one completion: 1000 at most");
+        assert_eq!(told(&many), "the completion has 1001 messages; at most 1000 are allowed");
         for (topic, order, what) in [
-            ("", "o", "the topic of message 0 is empty"),
-            ("t\0", "o", "the topic of message 0 holds a NUL"),
-            ("t", "\0", "the ordering key of message 0 holds a NUL"),
+            ("", "o", "message 0: the topic is empty"),
+            ("t\0", "o", "message 0: the topic contains a NUL character"),
+            ("t", "\0", "message 0: the ordering key contains a NUL character"),
         ] {
             assert_eq!(told(&[Message::new(topic, order, "")]), what);
         }

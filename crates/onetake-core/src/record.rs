@@ -220,10 +220,10 @@ impl Cause {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::LeaseEnded => f.write_str("its lease ended without a word from its owner"),
-            Self::Restarted => f.write_str("the process that ran it ended in the middle"),
-            Self::Interrupted => f.write_str("it was interrupted in the middle"),
-            Self::TimedOut => f.write_str("it took longer than it was allowed to"),
+            Self::LeaseEnded => f.write_str("its lease ended without a report"),
+            Self::Restarted => f.write_str("its process ended before the outcome was saved"),
+            Self::Interrupted => f.write_str("it was interrupted while it ran"),
+            Self::TimedOut => f.write_str("it exceeded its time limit"),
             Self::Reported(what) => f.write_str(what),
             Self::Status(status) => write!(f, "{ANSWERED}{status}"),
         }

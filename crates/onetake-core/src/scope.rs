@@ -156,7 +156,9 @@ impl fmt::Debug for Reference {
 
 /// The text is not a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not a reference: expected twelve of 2-9 and A-Z (without I and O), as in ABCD-EFGH-JKLM")]
+#[error(
+    "not a reference: expected twelve characters of 2-9 and A-Z (without I and O), such as ABCD-EFGH-JKLM"
+)]
 pub struct ReferenceError;
 
 impl FromStr for Reference {

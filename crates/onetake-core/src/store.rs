@@ -255,7 +255,7 @@ impl Cursor {
     /// Returns the error for a cursor of another store.
     #[must_use]
     pub fn foreign() -> StoreError {
-        let what = "the cursor is not one of this store: begin anew without one";
+        let what = "the cursor is not valid for this store: start again without a cursor";
         StoreError::new(StoreErrorKind::Invalid, what)
     }
 }

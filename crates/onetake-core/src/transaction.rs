@@ -92,26 +92,28 @@ impl Completion {
 pub enum FinishError<E> {
     /// Another attempt was granted the key, or the record is settled. The transaction must be
     /// rolled back, and the database no longer lets it commit.
-    #[error("the attempt does not own its key any more, so its transaction is rolled back")]
+    #[error("the attempt no longer owns its key: roll back its transaction")]
     Stale,
     /// A message is invalid. Nothing was written.
     #[error(transparent)]
     Message(#[from] MessageRefused),
     /// The recording could not be sealed. Nothing was written.
-    #[error("the recording cannot be sealed: {0}")]
+    #[error("the recording cannot be sealed")]
     Unsealed(#[source] StoreError),
     /// The connection is not inside a transaction. Without one, the outcome would be durable
     /// without its effects. Nothing was written.
-    #[error("finish it in the transaction that holds its effects")]
+    #[error(
+        "the connection is not in a transaction: finish the operation inside the transaction that holds its effects"
+    )]
     NoTransaction,
     /// The record cannot be read.
-    #[error("the record cannot be read: {0}")]
+    #[error("the record cannot be read")]
     Unreadable(#[source] StoreError),
     /// Commits on this connection are not durable. Nothing was written.
     #[error("commits on this connection are not durable: {0}")]
     NotDurable(&'static str),
     /// The database refused, or did not answer.
-    #[error("the transaction could not be finished: {0}")]
+    #[error("the transaction could not be finished")]
     Database(#[source] E),
 }
 
@@ -125,7 +127,7 @@ pub fn unfinished() -> Failure {
     Failure {
         code: UNFINISHED.to_owned(),
         detail:
-            "it ended without an outcome, and nothing proves that its transaction was rolled back"
+            "the attempt ended without an outcome, and nothing proves that its transaction was rolled back"
                 .to_owned(),
     }
 }

@@ -100,13 +100,15 @@ impl FromStr for Rate {
 #[non_exhaustive]
 pub enum RateError {
     /// The text is not a number, a slash and a unit.
-    #[error("{text:?} is no rate; write a number, a slash and s, min, h or d, such as \"5/min\"")]
+    #[error(
+        "{text:?} is not a rate; write a number, a slash and s, min, h or d, such as \"5/min\""
+    )]
     Form {
         /// The text as given.
         text: String,
     },
     /// The number is out of range.
-    #[error("the number in {text:?} must be between 1 and 4294967295")]
+    #[error("the number in {text:?} must be from 1 to 4294967295")]
     Count {
         /// The text as given.
         text: String,
@@ -118,13 +120,13 @@ pub enum RateError {
         text: String,
     },
     /// The period is out of range.
-    #[error("a rate cannot be over {per:?}; use more than nothing, and at most 31 days")]
+    #[error("the period {per:?} of a rate is out of range; use more than 0 and at most 31 days")]
     Per {
         /// The period as given.
         per: Duration,
     },
     /// The rate allows less than a microsecond for each operation.
-    #[error("a rate of {count} in {per:?} is too high; use at most 1000000 a second")]
+    #[error("a rate of {count} in {per:?} is too high; use at most 1000000 per second")]
     TooHigh {
         /// The number as given.
         count: NonZeroU32,

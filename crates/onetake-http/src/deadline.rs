@@ -124,21 +124,21 @@ fn grpc(text: &str) -> Option<Duration> {
 fn invalid(name: &HeaderName) -> Problem {
     let form = match name.as_str() {
         "x-request-deadline" => {
-            "one moment, such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
+            "one time, such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
         }
         "x-request-timeout-ms" => "one number of milliseconds, such as 2500",
         _ => "one number of at most eight digits and a unit (H, M, S, m, u or n), such as 2500m",
     };
     Problem::new(
         Code::DeadlineInvalid,
-        format!("The header {name} cannot be read: write {form}. Nothing was run."),
+        format!("The header {name} is invalid: send {form}. Nothing was run."),
     )
 }
 
 pub(crate) fn over() -> Problem {
     Problem::new(
         Code::DeadlineExceeded,
-        "The request's own deadline is over. Nothing was run now; an earlier attempt may have been. A retry with the same key and a later deadline tells.",
+        "The request's own deadline has passed. Nothing was run by this request, but an earlier attempt may have run. Retry with the same key and a later deadline.",
     )
 }
 

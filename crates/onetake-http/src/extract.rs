@@ -67,15 +67,15 @@ mod for_axum {
             let problem = match self {
                 Self::NoKey => Problem::new(
                     Code::IdempotencyKeyMissing,
-                    "This operation runs only under a key. Send one per operation in the header Idempotency-Key, and the same one with each retry.",
+                    "This operation requires a key. Send one key per operation in the header Idempotency-Key, and the same key on each retry.",
                 ),
                 Self::Unrecorded => Problem::new(
                     Code::StoreUnavailable,
-                    "The store that remembers keys does not answer, and this operation does not run without it.",
+                    "The idempotency store is unavailable, and this operation does not run without it. Retry with the same key.",
                 )
                 .retry_after(2),
                 Self::NoLayer => {
-                    tracing::error!("a handler asks for its key, but no OnetakeLayer is around it");
+                    tracing::error!("a handler extracts its idempotency key, but its route has no OnetakeLayer: add the layer to the router");
                     return StatusCode::INTERNAL_SERVER_ERROR.into_response();
                 }
                 Self::NotTransactional => {

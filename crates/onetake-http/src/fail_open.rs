@@ -20,10 +20,13 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::identify::remove_attempt;
 use crate::policy::{OnStoreDown, Policy};
-use crate::problem::{IDEMPOTENCY_REFERENCE, insert};
+use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Responder;
-use crate::run::{InnerCall, OperationWork, too_slow};
+use crate::run::{InnerCall, OperationWork};
+
+/// The sentence about a retry in problems of operations that ran without a record.
+const UNRECORDED: &str = "The idempotency store is unavailable, so nothing was recorded: a retry runs the operation again.";
 
 /// Returns true if the route is fail-open and the error means that the store is unavailable.
 pub(crate) fn is_open(policy: &Policy, error: &EngineError) -> bool {
@@ -43,7 +46,7 @@ pub(crate) fn is_chosen(
     engine.count_bypassed();
     tracing::warn!(
         route = policy.label, %reference, %error,
-        "an operation runs unrecorded, because its route is fail-open: a retry runs again"
+        "the store is unreachable and the route is fail-open: an operation runs without a record, so a retry runs it again"
     );
     true
 }
@@ -93,7 +96,10 @@ where
             Ok(response.map(ResponseBody::untouched))
         }
         Ok(Some(Err(error))) => Err(error),
-        Ok(None) => Ok(respond.problem(too_slow())),
-        Err(_panicked) => Ok(respond.panicked("The store is away, so nothing was recorded.")),
+        Ok(None) => Ok(respond.problem(Problem::new(
+            Code::UpstreamTimeout,
+            format!("The operation exceeded its time limit. Its outcome is unknown. {UNRECORDED}"),
+        ))),
+        Err(_panicked) => Ok(respond.panicked(UNRECORDED)),
     }
 }

@@ -59,7 +59,11 @@ impl Head {
         parts: &Parts,
         trace: &Trace,
     ) -> Result<Option<Box<Self>>, Refusal> {
-        let Some(policy) = shared.policies.resolve(parts) else {
+        let policy = shared.policies.try_resolve(parts).map_err(|ambiguous| {
+            let policy = shared.policies.resolve(parts).unwrap_or_default();
+            Refusal::new(&policy, ambiguous.into())
+        })?;
+        let Some(policy) = policy else {
             return Ok(None);
         };
         trace.route(&policy.label);

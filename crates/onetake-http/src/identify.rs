@@ -98,13 +98,18 @@ impl Head {
         };
         match read {
             Ok(BodyRead::Whole { data, .. }) => Ok(data),
-            Ok(BodyRead::TooLarge { .. }) => Err(Problem::new(
-                Code::RequestBodyTooLarge,
-                format!(
-                    "The body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
-                ),
-            )),
-            Err(_) => Err(incomplete("broke off")),
+            Ok(BodyRead::TooLarge { .. }) => {
+                tracing::debug!(
+                    route = self.policy.label,
+                    max,
+                    "a request body is larger than max_request_body of its route"
+                );
+                let detail = format!(
+                    "The body has more than {max} bytes, the maximum of this route for requests with a key. Send a smaller body. Nothing was run."
+                );
+                Err(Problem::new(Code::RequestBodyTooLarge, detail))
+            }
+            Err(_) => Err(incomplete("ended early")),
         }
     }
 }
@@ -182,13 +187,13 @@ fn check_length(parts: &Parts, data: &Bytes) -> Result<(), Problem> {
         return Ok(());
     };
     let length = length.to_str().ok().and_then(|text| text.parse::<usize>().ok());
-    if length == Some(data.len()) { Ok(()) } else { Err(incomplete("broke off")) }
+    if length == Some(data.len()) { Ok(()) } else { Err(incomplete("ended early")) }
 }
 
 pub(crate) fn incomplete(what: &str) -> Problem {
     Problem::new(
         Code::RequestBodyIncomplete,
-        format!("The request's body {what}. Nothing was run; retry with the same key."),
+        format!("The request body {what}. Nothing was run. Retry with the same key."),
     )
 }
 

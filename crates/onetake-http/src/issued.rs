@@ -137,7 +137,7 @@ pub(crate) fn invalid() -> Problem {
     Problem::new(
         Code::IdempotencyKeyInvalid,
         format!(
-            "This route takes keys from POST {TOKENS} only, and this one was not issued here, is for another tenant, method or path, or has expired without having been used. Ask for a new one. Nothing was run."
+            "This route accepts only keys from POST {TOKENS}. This key was not issued there, is for another tenant, method or path, or has expired unused. Request a new key. Nothing was run."
         ),
     )
 }
@@ -147,7 +147,7 @@ pub(crate) fn invalid() -> Problem {
 pub(crate) fn spent() -> Failure {
     Failure {
         code: "issued_key_expired".to_owned(),
-        detail: "the key that was issued for it has expired, and so has its outcome".to_owned(),
+        detail: "the issued key has expired, and so has its outcome".to_owned(),
     }
 }
 
@@ -161,22 +161,22 @@ pub(crate) struct KeyRequest {
 pub(crate) fn wanted(body: &[u8]) -> Result<KeyRequest, Problem> {
     let bad = |what: &str| {
         let detail = format!(
-            "{what}. Send {{\"method\": \"POST\", \"path\": \"/v1/charges\"}}: what the key will be used for."
+            "{what}. Send the method and path that the key is for, such as {{\"method\": \"POST\", \"path\": \"/v1/charges\"}}."
         );
         Problem::new(Code::RequestBodyInvalid, detail)
     };
     let value = json::parse(body, Limits::default())
         .map_err(|error| bad(&format!("The body is not JSON: {error}")))?;
-    let Value::Object(members) = &value else { return Err(bad("The body is no object")) };
+    let Value::Object(members) = &value else { return Err(bad("The body is not a JSON object")) };
     let text = |name: &str| match members.get(name) {
         Some(Value::String(text)) => Ok(text.clone()),
-        _ => Err(bad(&format!("`{name}` is missing, or no string"))),
+        _ => Err(bad(&format!("`{name}` is missing or not a string"))),
     };
     let method = Method::from_bytes(text("method")?.as_bytes());
-    let method = method.map_err(|_| bad("`method` is no method"))?;
+    let method = method.map_err(|_| bad("`method` is not an HTTP method"))?;
     let path = text("path")?;
     if !path.starts_with('/') || path.contains(['?', '#']) {
-        return Err(bad("`path` is no path without a query"));
+        return Err(bad("`path` is not a path, or has a query"));
     }
     Ok(KeyRequest { method, path })
 }

@@ -1,8 +1,8 @@
 //! Reading of keys, from headers and from bodies.
 
-use http::HeaderMap;
-use http::header::HeaderName;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
 
+use onetake_core::key::KeyError;
 use onetake_core::{Fingerprinter, Key};
 
 use crate::json::{Pointer, Value};
@@ -21,21 +21,37 @@ pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency
 /// Reads the key from a header. Returns `None` if there is no key and none is required.
 ///
 /// # Errors
-/// A problem for the client, if the key is malformed, is sent twice, differs between the two
-/// headers, or is missing although it is required.
+/// A problem for the client, if the key is malformed, is missing although it is required, or if the
+/// request names two keys that differ.
 pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
     let one = |name| single(headers, name, policy);
     match (one(&IDEMPOTENCY_KEY)?, one(&X_IDEMPOTENCY_KEY)?) {
         (Some(key), Some(alias)) if key != alias => Err(Problem::new(
             Code::IdempotencyKeyInvalid,
-            "Idempotency-Key and X-Idempotency-Key name different keys; send one of them, or the same key in both.",
+            "Idempotency-Key and X-Idempotency-Key have different keys. Send one of them, or the same key in both.",
         )),
         (Some(key), _) | (None, Some(key)) => Ok(Some(key)),
         (None, None) if policy.required => Err(Problem::new(
             Code::IdempotencyKeyMissing,
-            "This request needs an Idempotency-Key header: one key per operation (a UUID, made when the user acts), and the same key on each retry.",
+            "This request requires an Idempotency-Key header. Send one key per operation (a UUID, created when the user acts), and the same key on each retry.",
         )),
         (None, None) => Ok(None),
+    }
+}
+
+/// Replaces a header that names the same key several times by one that names it once, so that the
+/// inner service sees the same key whether a proxy repeated it or not.
+pub(crate) fn write_once(headers: &mut HeaderMap) {
+    for name in [IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY] {
+        let mut values = headers.get_all(&name).iter();
+        let Some(first) = values.next() else { continue };
+        if values.next().is_none() && !first.as_bytes().contains(&b',') {
+            continue;
+        }
+        let once = Key::first_in_header(first.as_bytes()).ok();
+        if let Some(Ok(once)) = once.map(HeaderValue::from_bytes) {
+            headers.insert(name, once);
+        }
     }
 }
 
@@ -50,33 +66,35 @@ fn single(
     name: &HeaderName,
     policy: &KeyPolicy,
 ) -> Result<Option<Key>, Problem> {
-    let mut values = headers.get_all(name).iter();
-    let Some(value) = values.next() else {
-        return Ok(None);
-    };
-    if values.next().is_some() {
-        return Err(Problem::new(
-            Code::IdempotencyKeyInvalid,
-            format!("The header {name} was sent twice; send exactly one."),
-        ));
-    }
     // The route's rules for the form of keys apply to clients' own keys, not to issued keys.
     let (format, min_length) = match policy.source {
         KeySource::Issued => (KeyFormat::Any, 1),
         _ => (policy.format, policy.min_length),
     };
-    let key = Key::from_header(value.as_bytes(), min_length).map_err(|error| {
+    let invalid = |error: KeyError| {
         Problem::new(
             Code::IdempotencyKeyInvalid,
-            format!("The header {name} is no valid key: {error}."),
+            format!("The header {name} is not a valid key: {error}."),
         )
-    })?;
+    };
+    let mut found: Option<Key> = None;
+    for value in headers.get_all(name) {
+        let key = Key::from_header(value.as_bytes(), min_length).map_err(invalid)?;
+        // Lines of one header mean the same as their values joined by commas.
+        if found.as_ref().is_some_and(|first| *first != key) {
+            return Err(invalid(KeyError::Several));
+        }
+        found = Some(key);
+    }
+    let Some(key) = found else {
+        return Ok(None);
+    };
     match format {
         KeyFormat::Any => Ok(Some(key)),
         KeyFormat::Uuid => uuid(&key).map(Some).ok_or_else(|| {
             Problem::new(
                 Code::IdempotencyKeyInvalid,
-                format!("The header {name} is no UUID, such as 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90, which this route asks for."),
+                format!("The header {name} is not a UUID. This route requires a UUID, such as 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90."),
             )
         }),
     }
@@ -132,7 +150,7 @@ fn one(value: &Value, pointer: &Pointer) -> Result<Key, Problem> {
         Problem::new(
             Code::IdempotencyKeyInvalid,
             format!(
-                "What the body has at {} names no operation: it must be a string of 1 to 255 bytes, or an integer.",
+                "The value at {} in the body is the key of this request. It must be a string of 1 to 255 bytes, or an integer.",
                 pointer.as_str()
             ),
         )
@@ -148,7 +166,7 @@ fn derived(pointers: &[Pointer], values: &[&Value]) -> Result<Key, Problem> {
             return Err(Problem::new(
                 Code::IdempotencyKeyInvalid,
                 format!(
-                    "What the body has at {} names no operation: it must be a string, a number or a boolean.",
+                    "The value at {} in the body is part of the key of this request. It must be a string, a number or a boolean.",
                     pointer.as_str()
                 ),
             ));
@@ -166,7 +184,7 @@ fn missing(pointer: &Pointer) -> Problem {
     Problem::new(
         Code::IdempotencyKeyMissing,
         format!(
-            "This request is named by what its body has at {}, and there is nothing. Send the same there on each retry.",
+            "The key of this request is the value at {} in its body, and that value is missing. Send it, and the same value on each retry.",
             pointer.as_str()
         ),
     )
@@ -175,7 +193,6 @@ fn missing(pointer: &Pointer) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
@@ -275,15 +292,39 @@ mod tests {
     }
 
     #[test]
+    fn a_key_that_is_repeated_is_one_key() {
+        let expected = Ok(Some(Key::new(KEY).unwrap()));
+        for joined in [format!("{KEY},{KEY}"), format!("{KEY}, \"{KEY}\"")] {
+            assert_eq!(read(&[(&IDEMPOTENCY_KEY, &joined)], true), expected, "{joined}");
+            let mut headers = HeaderMap::new();
+            headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_str(&joined).unwrap());
+            write_once(&mut headers);
+            assert_eq!(headers[IDEMPOTENCY_KEY], KEY, "{joined}");
+        }
+        assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&IDEMPOTENCY_KEY, KEY)], true), expected);
+        let mut headers = HeaderMap::new();
+        headers.append(X_IDEMPOTENCY_KEY, HeaderValue::from_static(KEY));
+        headers.append(X_IDEMPOTENCY_KEY, HeaderValue::from_static(KEY));
+        write_once(&mut headers);
+        assert_eq!(headers.get_all(X_IDEMPOTENCY_KEY).iter().collect::<Vec<_>>(), [KEY]);
+        let quoted = HeaderValue::from_static("\"a-quoted-key,with-a-comma\"");
+        headers.insert(IDEMPOTENCY_KEY, quoted.clone());
+        write_once(&mut headers);
+        assert_eq!(headers[IDEMPOTENCY_KEY], quoted);
+    }
+
+    #[test]
     fn everything_else_is_a_problem() {
         let invalid = Err(Code::IdempotencyKeyInvalid);
         assert_eq!(read(&[], false), Ok(None));
         assert_eq!(read(&[], true), Err(Code::IdempotencyKeyMissing));
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, "")], false), invalid);
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, "short")], false), invalid);
-        assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&IDEMPOTENCY_KEY, KEY)], false), invalid);
         let other = "another-key-1234567890";
+        assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&IDEMPOTENCY_KEY, other)], false), invalid);
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, other)], false), invalid);
-        assert_eq!(read(&[(&IDEMPOTENCY_KEY, &format!("{KEY}, {KEY}"))], false), invalid);
+        for joined in [format!("{KEY},{other}"), format!("{KEY}, {other}"), format!("{KEY},")] {
+            assert_eq!(read(&[(&IDEMPOTENCY_KEY, &joined)], false), invalid, "{joined}");
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::handle::Handles;
 use crate::head;
 use crate::policy::{InFlight, KeySource, Mistake, Policy, PolicyError};
 use crate::problem::{Problem, misconfigured};
-use crate::routes::Routes;
+use crate::routes::{AmbiguousRequest, Routes};
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
@@ -29,6 +29,15 @@ use crate::velocity::Counter;
 pub trait Resolve: Send + Sync + 'static {
     /// Returns the policy for this request, or `None` to let it pass through.
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>>;
+
+    /// Returns the policy for this request, or an error if two servers could read the request
+    /// differently, so that its policy is not certain. The layer refuses such a request.
+    ///
+    /// # Errors
+    /// If the request is ambiguous. The default never is.
+    fn try_resolve(&self, parts: &Parts) -> Result<Option<Arc<Policy>>, AmbiguousRequest> {
+        Ok(self.resolve(parts))
+    }
 
     /// Returns the policy for a request with this method and path, and otherwise like `parts`. It
     /// is called when a client asks for an issued key.
@@ -169,7 +178,7 @@ impl LayerState {
         if !self.knows_tenants && !is_covered(&self.policies.handle_tenants(), &policy.tenant) {
             tracing::error!(
                 route = policy.label,
-                "a policy answers 202 to tenants that `Resolve::handle_tenants` does not name, so nobody could fetch the outcome: use Routes in place of the closure, or write `handle_tenants`"
+                "a policy answers 202 to tenants that `Resolve::handle_tenants` does not return, so clients could not fetch the outcome: use Routes instead of the closure, or implement `handle_tenants`"
             );
             return Err(misconfigured());
         }
@@ -177,7 +186,7 @@ impl LayerState {
         if is_nested && !self.endpoints_taken.load(Ordering::Relaxed) {
             tracing::error!(
                 route = policy.label,
-                "a policy answers 202 inside of a nested router, where nobody could fetch the outcome: put the layer around the outermost router, or mount its endpoints() there"
+                "a policy answers 202 inside a nested router, where clients could not fetch the outcome: put the layer around the outermost router, or mount its endpoints() there"
             );
             return Err(misconfigured());
         }
@@ -245,7 +254,7 @@ impl OnetakeLayer {
         if !self.shared.types.add::<T>() {
             tracing::error!(
                 name = T::NAME,
-                "two types of results have one name; those of the second are kept as responses"
+                "two result types have the same name: results of the second type are recorded as responses, not as values. Give each type a `Typed::NAME` of its own"
             );
         }
         self
@@ -322,7 +331,7 @@ impl LayerBuilder {
     pub fn typed<T: Typed>(mut self) -> Self {
         if !self.types.add::<T>() {
             let what = format!(
-                "two types have the name {:?}, the second is {}",
+                "two types have the name {:?}; the second is {}",
                 T::NAME,
                 type_name::<T>()
             );
@@ -362,8 +371,8 @@ impl LayerBuilder {
     fn build_checked(mut self, has_endpoints: bool) -> Result<OnetakeLayer, PolicyError> {
         let mut mistakes = std::mem::take(&mut self.mistakes);
         if self.limits.bodies_max == 0 {
-            let what = "no request with a key could be read";
-            mistakes.push(Mistake::new("bodies_max", what, "write a number above 0"));
+            let what = "the value is 0, so no request with a key could be read";
+            mistakes.push(Mistake::new("bodies_max", what, "set a number above 0"));
         }
         let issues_keys = !self.secrets.issued_keys.is_empty();
         let check_issued = |policy: &Policy, mistakes: &mut Vec<Mistake>| {
@@ -431,7 +440,7 @@ impl LayerBuilder {
 }
 
 fn async_without_endpoints() -> Mistake {
-    let what = "a layer with one policy may be around a single route, and then nobody could fetch the outcome after a 202";
+    let what = "a layer with one policy may be around a single route, where clients could not fetch the outcome after a 202";
     let fix = "give the layer around the outermost router .routes(Routes::new()…), or call .build_with_endpoints() and mount the endpoints at the root";
     Mistake::new("in_flight", what, fix)
 }

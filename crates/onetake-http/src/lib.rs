@@ -59,7 +59,7 @@ pub use policy::{
     PresetValues,
 };
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
-pub use routes::{RouteTable, Routes};
+pub use routes::{AmbiguousRequest, PathCase, RouteTable, Routes, TrailingSlash};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};

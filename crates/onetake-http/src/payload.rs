@@ -49,7 +49,7 @@ impl Payload {
             json::parse(&text, Limits::default()).map_err(|error| {
                 Problem::new(
                     Code::RequestBodyInvalid,
-                    format!("This route reads requests as JSON, and the body is not: {error}. Nothing was run."),
+                    format!("This route requires a JSON body: {error}. Nothing was run."),
                 )
             })
         });
@@ -78,14 +78,18 @@ fn decoded(data: &Bytes, encoding: &[u8], max: usize) -> Result<Bytes, Problem> 
                 .map_err(|error| {
                     Problem::new(
                         Code::RequestBodyInvalid,
-                        format!("The body is not what Content-Encoding says (gzip): {error}. Nothing was run."),
+                        format!("The body is not valid gzip, although Content-Encoding says so: {error}. Nothing was run."),
                     )
                 })?;
             if text.len() > max {
+                tracing::debug!(
+                    max,
+                    "a decompressed request body is larger than max_request_body of its route"
+                );
                 return Err(Problem::new(
                     Code::RequestBodyTooLarge,
                     format!(
-                        "Decompressed, the body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
+                        "The decompressed body has more than {max} bytes, the maximum of this route for requests with a key. Send a smaller body. Nothing was run."
                     ),
                 ));
             }
@@ -93,7 +97,7 @@ fn decoded(data: &Bytes, encoding: &[u8], max: usize) -> Result<Bytes, Problem> 
         }
         _ => Err(Problem::new(
             Code::RequestEncodingUnsupported,
-            "This route reads requests as JSON, uncompressed or with Content-Encoding: gzip. Nothing was run.",
+            "This route reads the body as JSON. Send it uncompressed, or with Content-Encoding: gzip. Nothing was run.",
         )),
     }
 }

@@ -30,6 +30,7 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::head::Head;
 use crate::identify::Identified;
+use crate::key;
 use crate::layer::LayerState;
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
@@ -95,6 +96,9 @@ where
         }
         return Ok(NextStep::PassOn(parts, RequestBody::untouched(body), None));
     };
+    if head.name.is_some() {
+        key::write_once(&mut parts.headers);
+    }
     let received = head.receive(shared, parts, body).await?;
     match received.identify(shared)? {
         Identified::PassOn(parts, body, place) => Ok(NextStep::PassOn(parts, body, Some(place))),

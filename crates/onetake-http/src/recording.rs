@@ -199,7 +199,7 @@ pub(crate) fn replay<B>(
         None => recorded(recording).map_err(|_| unreadable())?,
     };
     let Some(body) = body else {
-        let detail = "The operation ran and its outcome is recorded, but its body was not kept: it was too large, or a stream. It is not run again.";
+        let detail = "The operation ran and its outcome is recorded, but the response body was too large to keep, or a stream. The operation is not run again.";
         let location = headers.remove(LOCATION);
         return Err(Problem::new(Code::ResponseNotReplayable, detail).recorded(status, location));
     };
@@ -217,7 +217,7 @@ pub(crate) fn replay<B>(
 fn unreadable() -> Problem {
     Problem::new(
         Code::StoreUnavailable,
-        "The outcome is recorded, but this version cannot read the recording. It is not run again.",
+        "The outcome is recorded, but this version of the service cannot read it. The operation is not run again.",
     )
 }
 

@@ -138,7 +138,7 @@ impl Responder<'_> {
         self.panicked(if self.policy.terms.on_unknown.runs_again() {
             "Retry with the same key."
         } else {
-            "It is not run again."
+            "The operation is not run again."
         })
     }
 
@@ -146,7 +146,7 @@ impl Responder<'_> {
     pub(crate) fn panicked<Res>(&self, then: &str) -> Response<ResponseBody<Res>> {
         self.problem(Problem::new(
             Code::PreviousAttemptFailed,
-            format!("The operation failed in the middle. Its outcome is not known. {then}"),
+            format!("The operation failed while it was running. Its outcome is unknown. {then}"),
         ))
     }
 }
@@ -154,7 +154,7 @@ impl Responder<'_> {
 fn pending() -> Problem {
     Problem::new(
         Code::OutcomePending,
-        "The operation ran, but the store does not take its outcome at the moment, so it cannot be shown yet. It is being recorded; retry with the same key.",
+        "The operation ran, but its outcome could not be saved yet, so it cannot be shown. Retry with the same key, and do not use a new one.",
     )
     .retry_after(2)
 }

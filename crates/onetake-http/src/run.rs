@@ -128,7 +128,7 @@ impl<S, Req> OperationWork<S, Req> {
         {
             tracing::error!(
                 route,
-                "an operation was refused: the handler of its transactional route does not take InTransaction"
+                "an operation was refused: the handler of its transactional route has no InTransaction argument"
             );
             return Some((Verdict::Release, misconfigured()));
         }
@@ -193,7 +193,7 @@ impl<S, Req> OperationWork<S, Req> {
                 answered.conclude(response).await
             }
             Some(Ok(Err(error))) => {
-                let cause = Cause::Reported("the service failed without an answer".to_owned());
+                let cause = Cause::Reported("the service failed without a response".to_owned());
                 (without_answer(transaction, cause), Ran::Failed(error))
             }
             Some(Err(_)) if transaction.is_some_and(Evidence::may_have_effect) => {
@@ -299,7 +299,7 @@ impl Answered<'_> {
                     let (route, status) = (self.route, response.status().as_u16());
                     tracing::error!(
                         route, %reference, status,
-                        "a handler answered with success and did not commit its transaction, which is rolled back: the response is not shown. Return what tx.commit(response, messages) returns"
+                        "a handler answered with success but did not commit its transaction: the transaction is rolled back, and the response is not sent. Return the result of tx.commit(response, messages)"
                     );
                     return (Verdict::Release, Ran::Broken(misconfigured()));
                 }
@@ -346,13 +346,13 @@ impl Answered<'_> {
         if evidence != Evidence::NeverTaken {
             tracing::error!(
                 route, %reference,
-                "a handler of a transactional route answered with success outside of InTransaction: if its process dies, its effect may be repeated. Begin and commit its transaction through InTransaction"
+                "a handler of a transactional route answered with success outside InTransaction: if its process dies, its effect may be repeated. Begin and commit the transaction through InTransaction"
             );
             return;
         }
         tracing::error!(
             route, %reference,
-            "the handler of a transactional route does not take InTransaction: if its process dies, its effect may be repeated. The route refuses new operations until this process ends"
+            "the handler of a transactional route has no InTransaction argument: if its process dies, its effect may be repeated. The route refuses new operations until this process is restarted with a corrected handler"
         );
         route.into_iter().for_each(|route| self.shared.misfits.add(route));
     }
@@ -384,7 +384,8 @@ impl Answered<'_> {
             }
         };
         let Ok(read) = read else {
-            let cause = "the upstream broke off in the middle of its answer".to_owned();
+            let cause =
+                "the upstream closed the connection before the end of its response".to_owned();
             let verdict = without_answer(transaction, Cause::Reported(cause));
             return (verdict, Ran::Broken(interrupted()));
         };
@@ -414,7 +415,7 @@ fn fate<Res>(
     let header = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
     let (disposition, cause) = match (header, report.disposition) {
         (Some(word), _) => {
-            let cause = "the operation itself said that it does not know (Onetake-Outcome)";
+            let cause = "the service reported an unknown outcome (Onetake-Outcome: unknown)";
             (word, Cause::Reported(cause.to_owned()))
         }
         (None, Some(reported)) => (reported, report.cause.take().unwrap_or(Cause::Interrupted)),
@@ -505,20 +506,20 @@ fn not_committed() -> Problem {
 fn outcome_unknown() -> Problem {
     Problem::new(
         Code::PreviousAttemptFailed,
-        "The operation ended without an outcome, and may have had its effect. It is not run again.",
+        "The operation ended without an outcome, and may have had its effect. It is not run again. Find out its outcome before you use a new key.",
     )
 }
 
-pub(crate) fn too_slow() -> Problem {
+fn too_slow() -> Problem {
     Problem::new(
         Code::UpstreamTimeout,
-        "The operation took longer than it may (upstream_timeout, or the request's own deadline). Its outcome is not known.",
+        "The operation exceeded its time limit or the deadline of the request. Its outcome is unknown. Retry with the same key, and do not use a new one.",
     )
 }
 
 fn interrupted() -> Problem {
     Problem::new(
         Code::UpstreamInterrupted,
-        "The upstream broke off in the middle of its answer. The outcome is not known.",
+        "The upstream closed the connection before the end of its response. The outcome is unknown. Retry with the same key, and do not use a new one.",
     )
 }

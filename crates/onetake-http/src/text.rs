@@ -77,7 +77,7 @@ read_text! {
         TextError::new(text, "not a status that can be recorded", fix)
     });
     HeaderName = |text| text.parse().map_err(|_| {
-        TextError::new(text, "not the name of a header", "write for example \"x-account\"")
+        TextError::new(text, "not a header name", "write for example \"x-account\"")
     });
     Method = |text| text.parse().map_err(|_| {
         TextError::new(text, "not a method", "write for example \"POST\"")
@@ -96,7 +96,7 @@ read_text! {
     FingerprintMode = |text| match text {
         "bytes" => Ok(FingerprintMode::Bytes),
         "json" => Ok(FingerprintMode::Json(Selection::Whole)),
-        _ => Err(TextError::new(text, "not a way to compare bodies", "write \"bytes\" or \"json\"")),
+        _ => Err(TextError::new(text, "not a mode to compare bodies", "write \"bytes\" or \"json\"")),
     };
     Tenant = |text| match text {
         "credential" => Ok(Tenant::Credential),
@@ -125,7 +125,8 @@ impl TextOr<StatusPattern> for StatusCode {
 fn json_part(text: &str) -> Result<Pointer, TextError> {
     let fix = "write for example \"json:/order_id\", or \"tenant\"";
     let pointer = text.strip_prefix("json:");
-    let pointer = pointer.ok_or_else(|| TextError::new(text, "neither tenant nor json:", fix))?;
+    let pointer = pointer
+        .ok_or_else(|| TextError::new(text, "not \"tenant\" and not a json: pointer", fix))?;
     Pointer::parse(pointer).map_err(|error| TextError::new(text, error.to_string(), fix))
 }
 

@@ -70,7 +70,7 @@ pub trait Typed: Serialize + DeserializeOwned + Send + Sync + 'static {
 #[must_use]
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response<Bytes> {
     let Ok(body) = serde_json::to_vec(value) else {
-        tracing::error!("a result cannot be written as JSON");
+        tracing::error!("a result cannot be serialized as JSON");
         let mut response = Response::new(Bytes::new());
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         return response;
@@ -108,7 +108,7 @@ impl<T: Typed> Stored<T> {
                 tracing::error!(
                     result = T::NAME,
                     error = unquoted(&error),
-                    "a result cannot be kept as a value; its response is kept instead"
+                    "a result cannot be recorded as a value; its response is recorded instead"
                 );
                 self.0.respond()
             }
@@ -186,7 +186,7 @@ impl Types {
             // The operation ran. Its response is the outcome, and is recorded like any other.
             tracing::error!(
                 name,
-                "a handler returned Stored<{type_name}>, and the layer was not told of the type, so that its response is kept in place of the value: write .typed::<{type_name}>() where the layer is built"
+                "a handler returned Stored<{type_name}>, but the layer does not know this type: the response is recorded instead of the value. Call .typed::<{type_name}>() on the builder of the layer"
             );
             return None;
         };
@@ -197,7 +197,10 @@ impl Types {
         if rebuilt.status() != response.status()
             || lasting(rebuilt.headers().clone()) != lasting(response.headers().clone())
         {
-            tracing::debug!(name, "a result's response was changed; it is kept as a response");
+            tracing::debug!(
+                name,
+                "the response of a result was changed on its way; it is recorded as a response, not as a value"
+            );
             return None;
         }
         let mut head = BytesMut::with_capacity(32);
@@ -216,7 +219,7 @@ impl Types {
         }
         let rebuilt = match head(recording) {
             Ok((status, name)) => self.rebuild(recording, status, &name),
-            Err(_) => Err(not_rebuilt("its recording cannot be read")),
+            Err(_) => Err(not_rebuilt("the recording cannot be read")),
         };
         Some(rebuilt)
     }
@@ -230,8 +233,11 @@ impl Types {
         let json = recording.body.clone().unwrap_or_default();
         let refused = |why: &str| Err(not_rebuilt(why).recorded(status, None));
         let Some(known) = self.get(name) else {
-            tracing::error!(name, "the layer was not told of the type of a recorded result");
-            return refused("this version does not know its kind of result");
+            tracing::error!(
+                name,
+                "the layer does not know the type of a recorded result: call .typed::<T>() with this type on its builder"
+            );
+            return refused("this version of the service does not know the type of the result");
         };
         match (known.rebuild)(&json) {
             Ok(response) => {
@@ -241,8 +247,12 @@ impl Types {
             }
             Err(error) => {
                 let error = unquoted(&error);
-                tracing::error!(name, error, "a recorded result cannot be read by this version");
-                refused("this version cannot read its result")
+                tracing::error!(
+                    name,
+                    error,
+                    "a recorded result cannot be read by this version of the service"
+                );
+                refused("this version of the service cannot read the result")
             }
         }
     }
@@ -279,7 +289,7 @@ fn unquoted(error: &serde_json::Error) -> String {
 
 fn not_rebuilt(why: &str) -> Problem {
     let detail = format!(
-        "The operation ran and its outcome is recorded, but its response cannot be built: {why}. It is not run again."
+        "The operation ran and its outcome is recorded, but its response cannot be built: {why}. The operation is not run again."
     );
     Problem::new(Code::ResponseNotReplayable, detail)
 }

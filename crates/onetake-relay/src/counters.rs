@@ -24,18 +24,15 @@ impl DeliveryCounters {
             counter.increment(0);
             counter
         };
-        describe_gauge!(WAITING, "Messages that wait to be delivered, a hundred thousand at most.");
-        describe_gauge!(
-            PARKED,
-            "Messages that an operator has to look at, a hundred thousand at most."
-        );
-        describe_gauge!(LAG, "For how long the oldest message has waited.");
+        describe_gauge!(WAITING, "Messages that wait for delivery (counted up to 100000).");
+        describe_gauge!(PARKED, "Parked messages, which need an operator (counted up to 100000).");
+        describe_gauge!(LAG, "Age of the oldest undelivered message.");
         Self {
-            delivered: made("onetake_outbox_delivered_total", "Messages that were delivered."),
-            parked: made("onetake_outbox_parked_total", "Messages that were set aside."),
+            delivered: made("onetake_outbox_delivered_total", "Messages delivered."),
+            parked: made("onetake_outbox_parked_total", "Messages parked."),
             failed: made(
                 "onetake_outbox_failed_total",
-                "Deliveries that failed and are tried again.",
+                "Deliveries that failed and will be retried.",
             ),
         }
     }

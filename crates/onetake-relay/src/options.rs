@@ -75,7 +75,7 @@ impl RelayOptions {
             self.hold = patience.saturating_mul(4) / 3 + Duration::from_millis(1);
             tracing::warn!(
                 hold = ?self.hold, ?patience,
-                "a relay's hold is shorter than its sink may take, and is made longer"
+                "relay.hold is too short for the timeout of the sink: a longer hold is used"
             );
         }
         self

@@ -154,7 +154,7 @@ impl Relay {
                 Err(error) => {
                     failures += 1;
                     let pause = options.backoff(failures, &*self.rng);
-                    tracing::warn!(%error, ?pause, "the outbox cannot be read; it is tried again");
+                    tracing::warn!(%error, ?pause, "the outbox could not be read; this is tried again");
                     self.pause(pause, cancel).await;
                 }
             }
@@ -172,7 +172,7 @@ impl Relay {
                 biased;
                 answers = self.sink.deliver(&turn.messages, within) => answers,
                 () = self.clock.sleep(within.mul_f64(1.1)) => {
-                    tracing::warn!(sink = self.sink.name(), "the sink did not answer in time");
+                    tracing::warn!(sink = self.sink.name(), "the sink did not respond in time");
                     self.fruitless.fetch_add(1, Ordering::Relaxed);
                     Vec::new()
                 }
@@ -284,14 +284,14 @@ impl Relay {
                     tracing::warn!(
                         lane,
                         again = failures > 0,
-                        "a turn was over before it was settled"
+                        "the hold on a lane ended before its deliveries were saved: some messages may be delivered twice"
                     );
                     return failures > 0;
                 }
                 Err(error) => {
                     failures += 1;
                     let pause = self.options.backoff(failures, &*self.rng);
-                    tracing::warn!(%error, ?pause, "what was delivered could not be noted");
+                    tracing::warn!(%error, ?pause, "deliveries could not be saved: the messages may be delivered again");
                     if self.clock.monotonic().saturating_add(pause) >= end {
                         return false;
                     }
@@ -305,7 +305,9 @@ impl Relay {
         while !cancel.is_cancelled() {
             match self.outbox.counts().await {
                 Ok(counts) => counters::tell(&counts),
-                Err(error) => tracing::warn!(%error, "the outbox could not be counted"),
+                Err(error) => {
+                    tracing::warn!(%error, "the messages of the outbox could not be counted")
+                }
             }
             self.pause(self.options.count_interval, cancel).await;
         }
@@ -318,7 +320,7 @@ impl Relay {
             let is_done = match self.outbox.prune(self.options.kept, batch).await {
                 Ok(pruned) => pruned < batch,
                 Err(error) => {
-                    tracing::warn!(%error, "what was delivered long ago could not be deleted");
+                    tracing::warn!(%error, "old delivered messages could not be deleted");
                     true
                 }
             };

@@ -81,7 +81,7 @@ impl SinkError {
     /// A message that was not sent.
     #[must_use]
     pub fn not_tried() -> Self {
-        let message = "it was not tried yet".to_owned();
+        let message = "not tried yet".to_owned();
         Self { kind: SinkErrorKind::NotTried, message, after: None }
     }
 }
@@ -143,7 +143,7 @@ where
         let answer = tokio::select! {
             biased;
             answer = send(waiting) => answer,
-            () = clock.sleep(end.saturating_sub(now)) => Err(SinkError::retry("no answer came in time")),
+            () = clock.sleep(end.saturating_sub(now)) => Err(SinkError::retry("no response in time")),
         };
         let failed = answer.is_err();
         answers.push((at, answer));

@@ -62,13 +62,13 @@ impl ClientResponse {
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The request could not be made.
-    #[error("the request could not be made: {0}")]
+    #[error("the request could not be made")]
     Request(#[from] http::Error),
     /// The connection failed.
-    #[error("the request failed: {0}")]
+    #[error("the request failed")]
     Send(#[from] hyper_util::client::legacy::Error),
     /// The answer broke off.
-    #[error("the answer broke off: {0}")]
+    #[error("the answer broke off")]
     Body(#[from] hyper::Error),
     /// It took too long.
     #[error("there was no answer within {0:?}")]

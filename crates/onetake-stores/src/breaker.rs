@@ -68,7 +68,7 @@ impl Breaker {
         }
         if now < inner.closed_until {
             let (name, why) = (self.name, &inner.reason);
-            let what = format!("{name} is away ({why}); it is tried again by itself");
+            let what = format!("{name} is unreachable ({why}); onetake reconnects automatically");
             return Err(StoreError::new(StoreErrorKind::Unavailable, what));
         }
         // This caller tries. The others wait for its result, or for another pause.
@@ -81,7 +81,7 @@ impl Breaker {
         let mut inner = self.lock();
         if inner.failures > 0 {
             if inner.failures >= FAILURES_MAX {
-                tracing::info!("{} answers again", self.name);
+                tracing::info!("{} is reachable again", self.name);
             }
             inner.failures = 0;
             inner.pause = PAUSE_MIN;
@@ -96,7 +96,7 @@ impl Breaker {
         inner.failures = inner.failures.saturating_add(1);
         inner.reason = error.to_string();
         if inner.failures == FAILURES_MAX {
-            tracing::warn!(%error, "{} is away", self.name);
+            tracing::warn!(%error, "{} is unreachable", self.name);
             self.close(&mut inner, now);
         }
     }
@@ -149,7 +149,7 @@ mod tests {
         let refused = breaker.enter().unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::Unavailable);
         assert!(
-            refused.to_string().contains("the store is away (connection refused)"),
+            refused.to_string().contains("the store is unreachable (connection refused)"),
             "{refused}"
         );
         clock.advance(PAUSE_MIN);

@@ -68,7 +68,10 @@ impl<J: Send + 'static> StoreThread<J> {
         if self.is_closed.load(Ordering::Acquire) {
             StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
         } else {
-            StoreError::new(StoreErrorKind::Corrupt, "the store's thread died")
+            StoreError::new(
+                StoreErrorKind::Corrupt,
+                "the thread of the store ended unexpectedly: restart the process",
+            )
         }
     }
 }

@@ -94,23 +94,23 @@ impl StoreUrl {
     /// If the text is not such a URL. The error contains the fault and the fix, and no password.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let Some((scheme, rest)) = text.split_once(':') else {
-            return Err(refused(text, "not the URL of a store", FIX));
+            return Err(refused(text, "not a store URL", FIX));
         };
         match scheme {
             "embedded" => path(text, rest, "folder", "/var/lib/onetake").map(Self::Embedded),
             "sqlite" if rest == ":memory:" => {
-                let what = "it would forget everything with the process";
+                let what = "an SQLite database in memory is lost when the process ends";
                 Err(refused(text, what, "use \"memory:\" for tests"))
             }
             "sqlite" => path(text, rest, "file", "/var/lib/onetake.sqlite").map(Self::Sqlite),
             "memory" if rest.is_empty() => Ok(Self::Memory),
-            "memory" => Err(refused(text, "the memory store takes nothing behind the colon", FIX)),
+            "memory" => Err(refused(text, "the memory store has no text after the colon", FIX)),
             "postgres" | "postgresql" => ServerUrl::postgres(text).map(Self::Postgres),
             "redis" | "rediss" | "redis-cluster" | "rediss-cluster" => {
                 ServerUrl::redis(text).map(Self::Redis)
             }
             "dynamodb" => ServerUrl::dynamodb(text).map(Self::DynamoDb),
-            _ => Err(refused(text, "there is no such store", FIX)),
+            _ => Err(refused(text, "unknown kind of store", FIX)),
         }
     }
 
@@ -152,11 +152,11 @@ impl ServerUrl {
         let bad = |what: &str, fix: &str| Err((what.to_owned(), fix.to_owned()));
         let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
         let Some(rest) = rest.strip_prefix("//") else {
-            let fix = format!("write \"{scheme}://\" and the rest behind it");
+            let fix = format!("write \"{scheme}://\" followed by the rest");
             return bad("`//` is missing", &fix);
         };
         if rest.chars().any(|c| c.is_control() || c.is_whitespace()) {
-            return bad("there is white space in it", "remove it, or write it as %20");
+            return bad("the URL has white space", "remove the white space, or write it as %20");
         }
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, tail) = rest.split_at_checked(end).unwrap_or((rest, ""));
@@ -165,10 +165,10 @@ impl ServerUrl {
             None => (None, authority),
         };
         if user.is_some_and(|user| user.contains('@') || !is_encoded(user)) {
-            return bad("the user or the password is not encoded", ENCODE);
+            return bad("the user or the password has characters that must be encoded", ENCODE);
         }
         if tail.contains('#') || (user.is_none() && tail.contains('@')) {
-            return bad("something behind the host does not belong there", ENCODE);
+            return bad("the part after the host has a character that must be encoded", ENCODE);
         }
         let mut servers = Vec::new();
         for host in hosts.split(',').filter(|_| !hosts.is_empty()) {
@@ -198,14 +198,14 @@ impl ServerUrl {
         const EXAMPLE: &str = "write for example \"postgres://USER:PASSWORD@HOST:5432/DATABASE\"";
         let url = Self::parse(text, EXAMPLE)?;
         if !matches!(url.scheme(), "postgres" | "postgresql") {
-            return Err(refused(text, "not a URL of PostgreSQL", EXAMPLE));
+            return Err(refused(text, "not a PostgreSQL URL", EXAMPLE));
         }
         // The folder of a Unix socket can only be named in the options.
         if url.servers.is_empty() && !url.query().any(|(name, _)| name == "host") {
             return Err(refused(text, "the host is missing", EXAMPLE));
         }
         match url.path.contains('/') {
-            true => Err(refused(text, "a database's name has no `/`", EXAMPLE)),
+            true => Err(refused(text, "the name of a database must not have a `/`", EXAMPLE)),
             false => Ok(url),
         }
     }
@@ -224,8 +224,8 @@ impl ServerUrl {
                 format!("write for example \"{scheme}://HOST:6379,HOST:6379,HOST:6379\"")
             }
             _ => {
-                let fix = "begin it with redis://, rediss:// (TLS), redis-cluster:// or rediss-cluster://";
-                return Err(refused(text, "not a URL of Redis", fix));
+                let fix = "start it with redis://, rediss:// (TLS), redis-cluster:// or rediss-cluster://";
+                return Err(refused(text, "not a Redis URL", fix));
             }
         };
         let url = Self::parse(text, &example)?;
@@ -235,15 +235,16 @@ impl ServerUrl {
             1 => {}
             _ if is_cluster => {}
             _ => {
-                let fix = format!("write one host, or {scheme}-cluster:// if they are a cluster");
-                return bad("it names several hosts", &fix);
+                let fix =
+                    format!("write one host, or {scheme}-cluster:// if the hosts are a cluster");
+                return bad("the URL has several hosts", &fix);
             }
         }
         match (url.path(), is_cluster) {
             ("" | "0", _) => Ok(url),
-            (_, true) => bad("a cluster has one database only, 0", &example),
+            (_, true) => bad("a Redis Cluster has only the database 0", &example),
             (number, false) if number.parse::<u32>().is_ok() => Ok(url),
-            _ => bad("a database of Redis is a number", &example),
+            _ => bad("the database of a Redis URL must be a number", &example),
         }
     }
 
@@ -256,12 +257,12 @@ impl ServerUrl {
         let mut url = Self::parse(text, EXAMPLE)?;
         let bad = |what: &str, fix: &str| Err(refused(text, what, fix));
         if url.scheme() != "dynamodb" {
-            return bad("not a URL of DynamoDB", EXAMPLE);
+            return bad("not a DynamoDB URL", EXAMPLE);
         }
         if url.has_user {
-            let fix = "remove the text before `@`: credentials come from AWS's own sources (the \
-                       environment, a profile, a role)";
-            return bad("credentials do not belong here", fix);
+            let fix = "remove the text before `@`: credentials come from the environment, an AWS \
+                       profile or a role";
+            return bad("the URL must not have credentials", fix);
         }
         let region = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         if url.region().is_empty() || !url.region().chars().all(region) {
@@ -272,17 +273,17 @@ impl ServerUrl {
             return bad("the table is missing", EXAMPLE);
         }
         if !(3..=255).contains(&url.path.len()) || !url.path.chars().all(table) {
-            let fix = "write 3 to 255 letters, digits and - _ . behind the region's `/`";
+            let fix = "write 3 to 255 letters, digits and - _ . after the `/` of the region";
             return bad("not the name of a table", fix);
         }
         if !url.query.is_empty() {
-            let fix = "write ?endpoint=http://HOST:PORT, or nothing for AWS's own";
+            let fix = "write ?endpoint=http://HOST:PORT, or remove it to use AWS";
             let endpoint = url.endpoint().filter(|endpoint| {
                 let rest = endpoint.split_once("://").map_or("", |(_, rest)| rest);
                 let host = rest.strip_suffix('/').unwrap_or(rest);
                 endpoint.starts_with("http") && !host.contains(['@', '/', '?', '&', '#', ','])
             });
-            let Some(endpoint) = endpoint else { return bad("not an endpoint", fix) };
+            let Some(endpoint) = endpoint else { return bad("not a valid endpoint", fix) };
             let host = endpoint.split("://").nth(1).unwrap_or_default().trim_end_matches('/');
             if let Err(what) = server(host, endpoint) {
                 return bad(what, fix);
@@ -350,11 +351,11 @@ impl fmt::Debug for ServerUrl {
 
 fn path(text: &str, rest: &str, what: &str, example: &str) -> Result<PathBuf, UrlError> {
     let scheme = text.split(':').next().unwrap_or_default();
-    let fix = format!("write the {what} right behind the colon: \"{scheme}:{example}\"");
+    let fix = format!("write the {what} directly after the colon: \"{scheme}:{example}\"");
     let fault = match rest {
         _ if rest.trim().is_empty() => format!("the {what} is missing"),
-        _ if rest.starts_with("//") => format!("a {what} has no host"),
-        _ if rest.contains('\0') => format!("not the name of a {what}"),
+        _ if rest.starts_with("//") => format!("the URL of a {what} must not have a host"),
+        _ if rest.contains('\0') => format!("not a {what} name"),
         _ => return Ok(PathBuf::from(rest)),
     };
     Err(refused(text, &fault, &fix))
@@ -455,17 +456,17 @@ mod tests {
 
     /// A wrong URL, a part of its error message, and the URL as the message shows it.
     const WRONG: &[(&str, &str, Option<&str>)] = &[
-        ("memory", "not the URL", Some("memory")),
-        ("memory:x", "nothing behind", Some("memory:x")),
+        ("memory", "not a store URL", Some("memory")),
+        ("memory:x", "no text after", Some("memory:x")),
         ("embedded:", "folder is missing", None),
-        ("embedded://data", "right behind the colon: \"embedded:/", None),
+        ("embedded://data", "directly after the colon: \"embedded:/", None),
         ("sqlite:", "file is missing", None),
         ("sqlite::memory:", "use \"memory:\" for tests", None),
-        ("embeded:data", "no such store", None),
-        ("mysql://x", "no such store", Some("mysql://x")),
-        ("postgre://me:secret@db/x", "no such store", Some("postgre://me:***@db/x")),
-        ("redis-clutser://a", "no such store", Some("redis-clutser://a")),
-        ("dynamo://eu/x", "no such store", Some("dynamo://eu/x")),
+        ("embeded:data", "unknown kind of store", None),
+        ("mysql://x", "unknown kind of store", Some("mysql://x")),
+        ("postgre://me:secret@db/x", "unknown kind of store", Some("postgre://me:***@db/x")),
+        ("redis-clutser://a", "unknown kind of store", Some("redis-clutser://a")),
+        ("dynamo://eu/x", "unknown kind of store", Some("dynamo://eu/x")),
         ("postgres:db/x", "`//` is missing", None),
         ("postgres:me:secret@db", "write \"postgres://\"", None),
         ("postgres:///x", "host is missing", Some("postgres:///x")),
@@ -479,24 +480,24 @@ mod tests {
         ("postgres://me:secret@db:0/x", "not a valid port", None),
         ("postgres://me:secret", "not a valid port", None),
         ("postgres://me:secret@d b/x", "white space", None),
-        ("postgres://db/x/y", "no `/`", Some("postgres://db/x/y")),
+        ("postgres://db/x/y", "not have a `/`", Some("postgres://db/x/y")),
         ("postgres://[::g]/x", "not an IPv6 address", None),
         ("postgres://a,,b/x", "host is missing", None),
         ("redis://", "host is missing", Some("redis://")),
         ("redis://:secret", "host is missing", None),
         ("redis://:secret@a,b", "redis-cluster://", Some("redis://:***@a,b")),
-        ("redis://a/first", "is a number", Some("redis://a/first")),
-        ("redis-cluster://a,b/3", "one database only", Some("redis-cluster://a,b/3")),
+        ("redis://a/first", "must be a number", Some("redis://a/first")),
+        ("redis-cluster://a,b/3", "only the database 0", Some("redis-cluster://a,b/3")),
         ("dynamodb:eu-central-1/x", "`//` is missing", None),
         ("dynamodb://eu-central-1", "table is missing", Some("dynamodb://eu-central-1")),
         ("dynamodb://EU/onetake", "name of a region", Some("dynamodb://EU/onetake")),
         ("dynamodb:///onetake", "name of a region", Some("dynamodb:///onetake")),
         ("dynamodb://eu-central-1/ab", "name of a table", Some("dynamodb://eu-central-1/ab")),
         ("dynamodb://eu-central-1/a/b", "name of a table", Some("dynamodb://eu-central-1/a/b")),
-        ("dynamodb://AKIA:secret@eu/x", "AWS's own sources", Some("dynamodb://AKIA:***@eu/x")),
+        ("dynamodb://AKIA:secret@eu/x", "an AWS profile", Some("dynamodb://AKIA:***@eu/x")),
         ("dynamodb://eu/onetake?endpoint=localhost", "?endpoint=http://", None),
         ("dynamodb://eu/onetake?endpoint=http://a:b", "not a valid port", None),
-        ("dynamodb://eu/onetake?region=eu", "not an endpoint", None),
+        ("dynamodb://eu/onetake?region=eu", "not a valid endpoint", None),
     ];
 
     #[test]

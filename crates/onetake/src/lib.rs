@@ -58,7 +58,7 @@
 //! ```
 
 pub use onetake_core::store::{BoxFuture, Store};
-pub use onetake_core::{Engine, Key, Scope, delegate_store};
+pub use onetake_core::{Engine, ErrorChain, Key, Scope, delegate_store};
 pub use onetake_core::{clock, inbox, job, outbox, store, transaction};
 
 #[cfg(feature = "http")]
@@ -140,3 +140,8 @@ pub mod prelude {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// Compiles the examples in the guide for Rust services.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../../../docs/LIBRARY.md")]
+struct LibraryGuide;

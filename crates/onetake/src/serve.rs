@@ -35,7 +35,7 @@ pub enum Served {
 pub enum ServeError {
     /// The store cannot be trusted any more. This process must end; the next start reads the store
     /// again.
-    #[error("the store failed and cannot be trusted any more")]
+    #[error("the store failed, and its state is uncertain: restart the process")]
     Store(#[source] StoreError),
     /// The store could not be closed.
     #[error("the store could not be closed")]
@@ -149,7 +149,7 @@ async fn answer_until(over: CancellationToken, request: Request, next: Next) -> 
         response = next.run(request) => response,
         () = over.cancelled() => Problem::new(
             Code::OutcomePending,
-            "This node shuts down before the operation has ended. Retry with the same key.",
+            "This node is shutting down while the operation is still running. Retry with the same key.",
         )
         .retry_after(1)
         .into_response(None)

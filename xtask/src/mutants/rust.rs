@@ -147,6 +147,10 @@ fn build_each(
     // After `--` they would only select the tests that run, and all other tests would be built as
     // well.
     command.args(stage.arguments.iter().map(|argument| format!("--cargo-arg={argument}")));
+    if !stage.tests.is_empty() {
+        let names = std::iter::once("--").chain(stage.tests.iter().copied());
+        command.args(names.map(|name| format!("--cargo-test-arg={name}")));
+    }
     command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
     command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
     command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");

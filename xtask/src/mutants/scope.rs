@@ -39,6 +39,8 @@ pub(crate) struct Stage {
     pub(crate) packages: &'static [&'static str],
     /// Further arguments, such as `--lib` and `--test NAME`.
     pub(crate) arguments: &'static [&'static str],
+    /// The parts of the names of the tests that run. If there are none, all tests run.
+    pub(crate) tests: &'static [&'static str],
     /// True if the tests start servers. Such tests are not ended before they have stopped their
     /// servers.
     pub(crate) starts_servers: bool,
@@ -46,7 +48,11 @@ pub(crate) struct Stage {
 
 impl Stage {
     const fn of(packages: &'static [&'static str], arguments: &'static [&'static str]) -> Self {
-        Self { packages, arguments, starts_servers: false }
+        Self { packages, arguments, tests: &[], starts_servers: false }
+    }
+
+    const fn only(self, tests: &'static [&'static str]) -> Self {
+        Self { tests, ..self }
     }
 
     const fn with_servers(self) -> Self {
@@ -87,7 +93,8 @@ pub(crate) const SCOPES: &[Scope] = &[
                 Stage::of(&["onetake-core", "onetake-stores"], &["--lib"]),
                 CORE,
                 SIMULATION,
-                Stage::of(&["onetake-cli"], &["--test", "journal", "--test", "process"])
+                Stage::of(&["onetake-cli"], &["--test", "gateway", "--test", "servers"])
+                    .only(&["kills_and_signals::", "unsaved_outcomes::"])
                     .with_servers(),
             ],
         },

@@ -37,7 +37,10 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
         false => text.parse::<IpAddr>().ok().map(IpNet::from),
     };
     let Some(written) = parsed else {
-        return Err(ValueError::new("not an IP address, or not a number of bits that it has", fix));
+        return Err(ValueError::new(
+            "not an IP address, or the number of prefix bits is invalid",
+            fix,
+        ));
     };
     let mapped = match (written.addr().to_canonical(), written.prefix_len().checked_sub(96)) {
         (address @ IpAddr::V4(_), Some(bits)) if written.addr().is_ipv6() => {
@@ -51,8 +54,8 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
     }
     // The user probably meant a single host or the block. An error is better than a guess.
     let (block, address) = (network.trunc(), network.addr());
-    let fix = format!("write \"{block}\" for the block, or \"{address}\" for the one address");
-    Err(ValueError::new("the address has bits behind its prefix", fix))
+    let fix = format!("write \"{block}\" for the block, or \"{address}\" for this address only");
+    Err(ValueError::new("the address has bits set after its prefix", fix))
 }
 
 /// Reads an upstream: `http://host:port` or `https://host:port`, without a path.
@@ -65,14 +68,14 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
     }
     let url = http_url(text).map_err(|what| bad(what, FIX))?;
     if url.query().is_some() || url.fragment().is_some() {
-        return Err(bad("an upstream has no query and no fragment", FIX));
+        return Err(bad("the URL of an upstream must not have a query or a fragment", FIX));
     }
     if url.path() != "/" {
         let fix = format!(
             "write \"{}\": requests keep their own paths",
             url.origin().ascii_serialization()
         );
-        return Err(bad("an upstream has no path", &fix));
+        return Err(bad("the URL of an upstream must not have a path", &fix));
     }
     to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
 }
@@ -82,7 +85,7 @@ pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, ValueError> {
     let bad = |what: &str| ValueError::new(what, fix).hiding_value(text.contains(['@', '?']));
     let url = http_url(text).map_err(bad)?;
     if url.fragment().is_some() {
-        return Err(bad("a fragment is never sent"));
+        return Err(bad("the URL must not have a fragment, because it is never sent"));
     }
     to_uri(&url).ok_or_else(|| bad("not a valid URL"))
 }
@@ -97,7 +100,7 @@ fn http_url(text: &str) -> Result<Url, &'static str> {
         return Err("the host is missing");
     }
     if host.contains('@') {
-        return Err("a user and a password are not sent");
+        return Err("the URL must not have a user or a password, because they are not sent");
     }
     if text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '\\') {
         return Err("not a valid URL");
@@ -111,7 +114,7 @@ fn http_url(text: &str) -> Result<Url, &'static str> {
     }
     let name = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
     match url.scheme() == "https" && ServerName::try_from(name).is_err() {
-        true => Err("no certificate can be for this host"),
+        true => Err("the host cannot be in a certificate"),
         false => Ok(url),
     }
 }
@@ -138,7 +141,7 @@ pub(super) fn parse_store(text: &str) -> Result<StoreUrl, ValueError> {
 pub(super) fn parse_nats(text: &str, fix: &str) -> Result<ServerUrl, ValueError> {
     let url = ServerUrl::parse(text, fix).map_err(to_fault)?;
     if url.servers().is_empty() || !url.path().is_empty() || url.query().next().is_some() {
-        let what = "a server of NATS is a host and a port, and nothing behind them";
+        let what = "the URL of a NATS server must have a host and a port only";
         return Err(ValueError::new(what, fix).showing(Some(url.to_string())));
     }
     Ok(url)
@@ -171,15 +174,15 @@ mod tests {
             ("127.0.0.1:3000", "did you mean \"http://127.0.0.1:3000\"?"),
             ("ftp://api", "not an http:// or https:// URL"),
             ("https://api/v1", "write \"https://api\""),
-            ("https://a..b", "no certificate"),
+            ("https://a..b", "in a certificate"),
             ("http://", "host is missing"),
             ("http://:3000", "host is missing"),
             ("http://api:0", "not a valid host and port"),
             ("http://api:99999", "port"),
             ("http://api:", "not a valid host and port"),
             ("http://api/v1", "write \"http://api\""),
-            ("http://api?x", "no query"),
-            ("http://api/#x", "no query"),
+            ("http://api?x", "must not have a query"),
+            ("http://api/#x", "must not have a query"),
             ("http://a b", "not a valid URL"),
         ] {
             let fault = parse_upstream(text).unwrap_err();
@@ -208,7 +211,7 @@ mod tests {
             ("auth/verify", "not an http:// or https:// URL"),
             ("ftp://auth", "not an http:// or https:// URL"),
             ("https://", "host"),
-            ("https://a..b/auth", "no certificate"),
+            ("https://a..b/auth", "in a certificate"),
             ("https://auth/#x", "fragment"),
             ("http://", "host"),
             ("http:///auth", "host"),

@@ -41,8 +41,10 @@ impl Checks<'_, '_> {
     pub(super) fn config(&mut self, file: File) -> Option<Config> {
         let upstream = self.upstream(&file);
         if file.admin.listen == file.gateway.listen && file.admin.listen.port() != 0 {
-            let fault =
-                ValueError::new("gateway.listen has the same address", "give one another port");
+            let fault = ValueError::new(
+                "the same address as gateway.listen",
+                "change the port of one of them",
+            );
             let shown = Some(file.admin.listen.to_string());
             self.refuse("admin.listen", "admin.listen", fault.showing(shown));
         }
@@ -68,6 +70,7 @@ impl Checks<'_, '_> {
             // If there is no upstream at all, that was reported once for all routes.
             let own = route.policy.upstream.or_else(|| upstream.clone());
             let RouteOptions { pattern, preset, .. } = route;
+            let pattern = pattern.with_rules(settings.policy.paths);
             let is_covered = |earlier: &&RoutePattern| earlier.covers(&pattern);
             if let Some(earlier) = patterns.iter().find(is_covered) {
                 let mistake = never_reached(earlier);
@@ -100,9 +103,8 @@ impl Checks<'_, '_> {
         {
             // With two upstreams, unkeyed requests would go to one and keyed requests to the other.
             let other = self.tree.get("gateway.upstream").map(|node| self.problems.place(&node.at));
-            let what =
-                format!("gateway.upstream names another one ({})", other.unwrap_or_default());
-            let fault = ValueError::new(what, "keep gateway.upstream and remove this one");
+            let what = format!("differs from gateway.upstream ({})", other.unwrap_or_default());
+            let fault = ValueError::new(what, "keep gateway.upstream and remove this field");
             let shown = Some(defaults.to_string());
             self.refuse("defaults.upstream", "defaults.upstream", fault.showing(shown));
         }
@@ -110,10 +112,10 @@ impl Checks<'_, '_> {
         let homeless = file.route.iter().position(|route| route.policy.upstream.is_none());
         let what = match (&upstream, homeless) {
             (None, Some(index)) => {
-                format!("it is missing, and route[{index}] names none of its own")
+                format!("missing, and route[{index}] has no upstream of its own")
             }
             (None, None) if file.route.is_empty() => {
-                "it is missing, so there is nowhere to send requests to".to_owned()
+                "missing, so requests cannot be forwarded".to_owned()
             }
             _ => return upstream,
         };
@@ -134,8 +136,9 @@ impl Checks<'_, '_> {
             return;
         };
         if self.tree.get("admin.token").is_none() {
-            let what =
-                format!("not on loopback, and there is no `admin.token`: anybody could {could}");
+            let what = format!(
+                "not a loopback address, and `admin.token` is not set: everyone in the network could {could}"
+            );
             let fix = format!(
                 "write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin], set ONETAKE__ADMIN__TOKEN, or listen on 127.0.0.1:{}",
                 listen.port()
@@ -151,11 +154,11 @@ impl Checks<'_, '_> {
             let fault = match (filter, &url) {
                 (StoreUrl::Redis(server), StoreUrl::Postgres(_)) => return Some(server.clone()),
                 (StoreUrl::Redis(_), other) => ValueError::new(
-                    format!("a filter stands in front of PostgreSQL, and store.url is {other}"),
+                    format!("a filter works only in front of PostgreSQL, and store.url is {other}"),
                     "write url = \"postgres://HOST/DATABASE\", or remove the filter",
                 ),
                 _ => ValueError::new(
-                    "only Redis can be a filter",
+                    "not a Redis URL; only Redis can be a filter",
                     "write for example filter = \"redis://127.0.0.1:6379\"",
                 ),
             };
@@ -180,11 +183,11 @@ impl Checks<'_, '_> {
         }
         for (index, route) in routes.iter().enumerate() {
             if route.preset.is_some_and(Preset::is_dear) {
-                let what = "Redis alone is not durable enough for it: a failover loses writes that were \
-                            acknowledged, and a claim that is lost is a second charge";
+                let what = "Redis alone is not durable enough for this preset: a failover loses \
+                            acknowledged writes, and a lost claim can cause a second charge";
                 let fix = "use PostgreSQL with Redis as its filter (below [store]: url = \
-                           \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"); or, if you can bear \
-                           that loss, write allow_lossy = true below [store]";
+                           \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"), or accept \
+                           the risk with allow_lossy = true below [store]";
                 let field = format!("route[{index}].preset");
                 self.refuse(&field, &field, ValueError::new(what, fix));
             }
@@ -195,7 +198,7 @@ impl Checks<'_, '_> {
         let is_named = route.policy.tenant.is_some() || defaults.tenant.is_some();
         if route.preset == Some(Preset::Payment) && !is_named {
             let fault = ValueError::new(
-                "preset \"payment\" must name its tenant: a guess could mix two customers' payments",
+                "a route with preset \"payment\" must name its tenant, because a wrong guess could mix payments of two customers",
                 "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route \
                  or in [defaults]",
             );
@@ -204,8 +207,8 @@ impl Checks<'_, '_> {
         let source = defaults.key.source().filter(|_| route.policy.key.from.is_none());
         let has_form = route.policy.key.format.is_some() || route.policy.key.min_length.is_some();
         if has_form && source.is_some_and(|source| source != KeySource::Header) {
-            let what = "`format` and `min_length` are for keys with from = \"header\", and [defaults] has others";
-            let fix = "write from = \"header\" beside them, or leave them out";
+            let what = "`format` and `min_length` apply only to keys with from = \"header\", and [defaults] has another `from`";
+            let fix = "write from = \"header\" next to them, or remove them";
             self.refuse("", &format!("{path}.key"), ValueError::new(what, fix));
         }
     }
@@ -231,7 +234,7 @@ impl Checks<'_, '_> {
                 ("ttl", _) => continue,
                 ("tenant", Some((at, _))) => (
                     format!("{at}.key.from"),
-                    "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } beside them".to_owned(),
+                    "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } next to them".to_owned(),
                 ),
                 _ => (field.clone(), mistake.fix),
             };
@@ -248,8 +251,8 @@ impl Checks<'_, '_> {
                 let other = lists.iter().take(nth).find(|(_, _, other)| other.contains(pattern));
                 if let Some((other, ..)) = other {
                     let fault = ValueError::new(
-                        format!("`{other}` lists it too"),
-                        "keep it in one of the two",
+                        format!("the status is also in `{other}`"),
+                        "keep it in one of the two lists",
                     );
                     let field = format!("{path}.{name}[{index}]");
                     self.refuse(&field, &field, fault);
@@ -280,15 +283,15 @@ impl Checks<'_, '_> {
                 let at = if own.on_unknown.is_some() { path } else { "defaults" };
                 let field = format!("{path}.on_unknown");
                 let fault = ValueError::new(
-                    "nobody is named who could be asked",
-                    "write beside it for example reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
+                    "`reconcile` is missing: it names the service that knows the outcome",
+                    "write next to it, for example, reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
                 );
                 let fault = fault.showing(Some("reconcile".to_owned()));
                 return self.refuse(&format!("{at}.on_unknown"), &field, fault);
             }
             if !wants && own.reconcile.is_some() {
-                let what = "nobody is asked unless on_unknown is \"reconcile\"";
-                let fix = "write on_unknown = \"reconcile\" beside it, or remove it";
+                let what = "without effect, because on_unknown is not \"reconcile\"";
+                let fix = "write on_unknown = \"reconcile\" next to it, or remove it";
                 return self.refuse(&at, &of(path), ValueError::new(what, fix).showing(None));
             }
             let tenant = own.tenant.as_ref().or(weaker.tenant.as_ref());
@@ -311,13 +314,12 @@ impl Checks<'_, '_> {
         let needed = settings.policy.reconcile_ttl_min(reconcile.timeout, skew);
         if ttl < needed {
             let what = format!(
-                "outcomes are asked for no sooner than {from:?} after the attempt began (upstream_timeout and grace{}), and keys are kept for {ttl:?}: nobody would be asked in time",
-                if skew.is_zero() { "" } else { ", and by how much clocks may differ" },
+                "an outcome is reconciled {from:?} after the attempt began (upstream_timeout and grace{}) at the earliest, and the key expires after {ttl:?}: that is too early",
+                if skew.is_zero() { "" } else { ", and the clock difference between nodes" },
             );
             let seconds = needed.as_secs_f64().ceil();
-            let fix = format!(
-                "write a ttl of {seconds}s or more, or a shorter upstream_timeout or grace"
-            );
+            let fix =
+                format!("set a ttl of {seconds}s or more, or a shorter upstream_timeout or grace");
             self.refuse(&at, &format!("{path}.ttl"), ValueError::new(what, fix));
         }
     }
@@ -329,8 +331,8 @@ impl Checks<'_, '_> {
         self.guarded("relay.listen", *listen, "see the metrics");
         let Some(sink) = sink else {
             let fault = ValueError::new(
-                "it is missing: messages have nowhere to go",
-                "write sink = \"nats://HOST:4222\" or \"https://HOST/PATH\" below [relay], or say --sink URL",
+                "missing, so messages cannot be delivered",
+                "write sink = \"nats://HOST:4222\" or \"https://HOST/PATH\" below [relay], or start with --sink URL",
             );
             self.refuse("relay.sink", "relay.sink", fault);
             return None;
@@ -339,7 +341,8 @@ impl Checks<'_, '_> {
             Sink::Nats(url) => SinkConfig::Nats { url, subject_prefix: subject_prefix.clone() },
             Sink::Webhook(url) => {
                 if secrets.is_empty() {
-                    let what = "a webhook is signed, and there is no secret to sign with";
+                    let what =
+                        "missing: webhooks are signed, and there is no secret to sign them with";
                     let fix =
                         "write secrets = [{ env = \"ONETAKE_WEBHOOK_SECRET\" }] below [relay]";
                     self.refuse("relay.sink", "relay.secrets", ValueError::new(what, fix));
@@ -361,10 +364,10 @@ impl Checks<'_, '_> {
         // A delivery that takes longer would be cut off, and repeated for ever.
         if *timeout > options.deliver_within() {
             let what = format!(
-                "longer than three quarters of `hold` ({:?}), within which it must be told",
+                "longer than three quarters of `hold` ({:?}), the time for one delivery",
                 options.hold
             );
-            let fix = "write a shorter timeout, or a longer hold, below [relay]";
+            let fix = "set a shorter timeout or a longer hold below [relay]";
             let fault = ValueError::new(what, fix).showing(Some(format!("{timeout:?}")));
             self.refuse("relay.timeout", "relay.timeout", fault);
         }
@@ -376,17 +379,18 @@ impl Checks<'_, '_> {
 /// Returns an error if the placeholders of a request are unsafe with the tenant of its keys.
 fn unsafe_for(target: &Template, tenant: Option<&TenantOption>) -> Option<ValueError> {
     let has = |place| target.has(place);
-    let fix = "use {derived_key}: the operation is sent it as Idempotency-Derived-Key";
+    let fix =
+        "use {derived_key}: the upstream receives it with the operation as Idempotency-Derived-Key";
     let what = match tenant {
         None | Some(TenantOption::Plain(Tenant::Credential)) if has(Placeholder::Tenant) => {
-            "the tenant is a credential, and {tenant} would put it into a URL, and so into logs"
+            "the tenant is a credential, and {tenant} would put it into a URL and into logs"
         }
         Some(TenantOption::Plain(Tenant::Jwt(_))) if has(Placeholder::Tenant) => {
-            "the tenant is an issuer and a claim, which {tenant} cannot tell apart"
+            "the tenant is an issuer and a claim, and {tenant} cannot hold both"
         }
         Some(TenantOption::Plain(Tenant::Public)) => return None,
         _ if has(Placeholder::Key) && !has(Placeholder::Tenant) => {
-            "{key} without {tenant}: two tenants may use the same key, and would be told each other's outcome"
+            "{key} without {tenant}: two tenants can use the same key, and would get each other's outcome"
         }
         _ => return None,
     };

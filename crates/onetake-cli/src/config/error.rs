@@ -165,8 +165,8 @@ impl<'a> Problems<'a> {
     /// The value of an environment variable.
     pub(super) fn variable(&self, name: &str) -> Result<String, ValueError> {
         let found = self.env.iter().find(|(known, _)| known == name);
-        let fix = "set it for this process, or name another";
-        let missing = || ValueError::new("there is no such variable", fix);
+        let fix = "set it in the environment of this process, or name another variable";
+        let missing = || ValueError::new("the environment variable is not set", fix);
         found.map(|(_, text)| text.clone()).ok_or_else(missing)
     }
 

@@ -135,7 +135,7 @@ pub(super) fn hidden_defaults(
         let mut warn = |set: String, name: &str, node: &TomlNode, shown: &str| {
             let place = problems.place(&node.at);
             warnings.push(format!(
-                "{name_of} sets {set}, which hides {name} = {shown} of [defaults] ({place}); write {name} in the route to choose"
+                "{name_of} sets {set}, which hides {name} = {shown} of [defaults] ({place}); set {name} in the route to choose"
             ));
         };
         for (name, value) in preset_values(preset) {

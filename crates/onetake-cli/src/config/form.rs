@@ -102,7 +102,7 @@ pub(super) fn name(example: &'static str) -> Form<String> {
     text(r"[\s\S]{1,255}", example, |text| match (1..=255).contains(&text.chars().count()) {
         true => Ok(text.to_owned()),
         false => {
-            Err(ValueError::new("empty or too long", "write 1 to 255 characters, or leave it out"))
+            Err(ValueError::new("empty or too long", "write 1 to 255 characters, or remove it"))
         }
     })
 }
@@ -124,7 +124,7 @@ pub(super) fn integer(min: usize, max: usize) -> Form<usize> {
         let fix = format!("write a number from {min} to {max}");
         number
             .filter(|number| (min..=max).contains(number))
-            .or_else(|| value.refuse(ValueError::new("out of bounds", fix), problems))
+            .or_else(|| value.refuse(ValueError::new("out of range", fix), problems))
     };
     Form::new(Shape::Integer(min, max), read).shown(usize::to_string)
 }
@@ -198,12 +198,15 @@ pub(super) fn table<T: Table + 'static>() -> Form<T> {
 pub(super) fn file(example: &'static str) -> Form<PathBuf> {
     Form::new(Shape::File, move |value, problems| {
         let path = value.parse(example, problems, |text| match text {
-            "" => Err(ValueError::new("names no file", format!("write for example {example}"))),
+            "" => Err(ValueError::new(
+                "the file name is empty",
+                format!("write for example {example}"),
+            )),
             // The content of a PEM file instead of its name. It may be a key, so no part of it is
             // shown.
             _ if text.contains("-----BEGIN") => {
-                let fix = "write it to a file, and the name here";
-                Err(ValueError::new("not a file's name", fix).hiding_value(true))
+                let fix = "put the content in a file, and write the name of the file here";
+                Err(ValueError::new("not a file name", fix).hiding_value(true))
             }
             _ => Ok(PathBuf::from(text)),
         })?;
@@ -226,7 +229,7 @@ pub(super) fn header_name(example: &'static str) -> Form<HeaderName> {
     text("[!#$%&'*+.^_`|~0-9A-Za-z-]+", example, move |text| {
         let fix = format!("write for example {example}");
         HeaderName::from_bytes(text.as_bytes())
-            .map_err(|_| ValueError::new("not the name of a header", fix))
+            .map_err(|_| ValueError::new("not a header name", fix))
     })
 }
 
@@ -247,7 +250,7 @@ pub(super) fn parse_pointer(text: &str) -> Result<Pointer, ValueError> {
 pub(super) fn parse_part(text: &str) -> Result<Pointer, ValueError> {
     let fix = "write json: and a JSON Pointer, such as \"json:/order_id\"";
     let pointer =
-        text.strip_prefix("json:").ok_or(ValueError::new("not a part of a request", fix))?;
+        text.strip_prefix("json:").ok_or(ValueError::new("not a value of the request", fix))?;
     parse_pointer(pointer)
 }
 
@@ -320,7 +323,7 @@ pub(super) fn elsewhere(
         _ if section.has_faults() => return None,
         _ => {
             let fix = "write the value itself, { env = \"NAME\" } or { file = \"…\" }";
-            return value.refuse(ValueError::new("names no value, or two", fix), problems);
+            return value.refuse(ValueError::new("not exactly one value", fix), problems);
         }
     };
     let found = text.map_err(|fault| field.refuse::<()>(fault, problems)).ok()?;
@@ -331,11 +334,14 @@ pub(super) fn elsewhere(
 const FILE_BYTES_MAX: u64 = 4096;
 
 fn read_file(name: &Path) -> Result<String, ValueError> {
-    let fix = "name a file that this process may read, with nothing but the value";
-    let unreadable = |error| ValueError::new(format!("cannot be read: {error}"), fix);
+    let fix = "name a file that this process can read and that contains only the value";
+    let unreadable = |error| ValueError::new(format!("the file cannot be read: {error}"), fix);
     let about = std::fs::metadata(name).map_err(unreadable)?;
     if !about.is_file() || about.len() > FILE_BYTES_MAX {
-        return Err(ValueError::new(format!("no file of at most {FILE_BYTES_MAX} bytes"), fix));
+        return Err(ValueError::new(
+            format!("not a regular file of at most {FILE_BYTES_MAX} bytes"),
+            fix,
+        ));
     }
     std::fs::read_to_string(name).map_err(unreadable)
 }

@@ -22,6 +22,7 @@ mod address;
 mod check;
 mod error;
 mod explain;
+mod fall_through;
 mod form;
 mod policy;
 mod reader;
@@ -47,11 +48,13 @@ use serde_json::{Value as Json, json};
 pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
 pub use onetake_http::Preset;
-pub use onetake_http::routes::{RoutePattern, plain};
+pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
-pub use sections::{Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, UpstreamTls};
+pub use sections::{
+    Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
+};
 pub use tenant::ForwardAuth;
 
 use check::Checks;
@@ -191,8 +194,8 @@ pub fn schema() -> Json {
     let about = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "onetake",
-        "description": "The configuration file of the gateway. `onetake check` knows more than \
-                        this schema, and has the last word.",
+        "description": "The configuration file of onetake. `onetake check` also checks rules that \
+                        this schema cannot express.",
         "$defs": shared.collect::<serde_json::Map<_, _>>(),
     });
     table::extend(&mut schema, about);
@@ -274,7 +277,7 @@ impl Config {
         let mut warnings = self.notes.clone();
         let is_used = self.has_https_upstream() || self.has_https_relay;
         if self.gateway.upstream_tls != UpstreamTls::default() && !is_used {
-            let what = "gateway.upstream_tls is without effect: no upstream, forward_auth, reconcile or relay.sink is https://";
+            let what = "gateway.upstream_tls has no effect: no upstream, forward_auth, reconcile or relay.sink is https://";
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
@@ -292,11 +295,17 @@ impl Config {
             }
             if matches!(self.store.url, StoreUrl::Redis(_)) {
                 warnings.push(format!(
-                    "{name} is kept in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again"
+                    "{name} is stored in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again"
                 ));
             }
         }
         warnings
+    }
+
+    /// Describes the requests that no route matches, and what becomes of them.
+    #[must_use]
+    pub fn fall_through(&self) -> String {
+        fall_through::describe(self)
     }
 
     /// The TLS settings for upstreams, if any upstream uses TLS.

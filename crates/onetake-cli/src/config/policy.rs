@@ -13,8 +13,8 @@ use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
 use onetake_http::velocity::Rate;
 use onetake_http::{
-    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown, Policy,
-    Preset, StatusRules, Tenant, Velocity,
+    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown,
+    PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
 };
 use serde_json::json;
 
@@ -37,6 +37,11 @@ table! {
     layered
     /// The options that routes and `[defaults]` share.
     pub(super) struct PolicyOptions [Clone, Debug, Default] ("[defaults]", "[defaults]") {
+        /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see [Paths](#paths).
+        path_case: Option<PathCase> = words(&PATH_CASES).at(|policy| &mut policy.paths.case),
+        /// Whether `/charges/` and `/charges` are the same path, or different ones.
+        trailing_slash: Option<TrailingSlash> = words(&TRAILING_SLASHES)
+            .at(|policy| &mut policy.paths.trailing_slash),
         /// A word that separates the keys of this route from the keys of others: up to 64 letters, digits and
         /// `- _ . : /`.
         namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
@@ -252,6 +257,10 @@ const ON_UNKNOWN: [(&str, OnUnknown); 3] =
     [("fail", OnUnknown::Fail), ("reconcile", OnUnknown::Reconcile), ("retry", OnUnknown::Retry)];
 const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
+const PATH_CASES: [(&str, PathCase); 2] =
+    [("exact", PathCase::Exact), ("ignore", PathCase::Ignore)];
+const TRAILING_SLASHES: [(&str, TrailingSlash); 2] =
+    [("ignore", TrailingSlash::Ignore), ("exact", TrailingSlash::Exact)];
 const ERRORS: [(&str, Dialect); 2] = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
 
 fn parse_namespace(text: &str) -> Result<String, ValueError> {
@@ -362,8 +371,8 @@ fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
     ];
     for (name, owner, belongs) in foreign {
         if let Some(field) = value.field(name).filter(|_| !belongs) {
-            let what = format!("it is for keys with from = \"{owner}\"");
-            let fix = format!("write from = \"{owner}\", or leave it out");
+            let what = format!("applies only to keys with from = \"{owner}\"");
+            let fix = format!("write from = \"{owner}\", or remove it");
             return field.refuse(ValueError::new(what, fix), problems);
         }
     }
@@ -419,9 +428,9 @@ impl Fingerprint {
 }
 
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
-    let what = "it changes from one attempt to the next, so that every retry would be refused";
+    let what = "the header changes with each attempt, so every retry would be refused";
     match CHANGING_HEADERS.contains(&name.as_str()) {
-        true => value.refuse(ValueError::new(what, "leave it out"), problems),
+        true => value.refuse(ValueError::new(what, "remove it"), problems),
         false => Some(name),
     }
 }
@@ -445,10 +454,12 @@ fn fingerprint(
             return value.field("include")?.refuse(fault, problems);
         }
         (false, ..) => {
-            let fix = "write mode = \"json\", or leave the pointers out";
+            let fix = "write mode = \"json\", or remove the pointers";
             let pointers = value.field("exclude").or_else(|| value.field("include"))?;
-            return pointers
-                .refuse(ValueError::new("mode \"bytes\" compares every byte", fix), problems);
+            return pointers.refuse(
+                ValueError::new("without effect: mode \"bytes\" compares every byte", fix),
+                problems,
+            );
         }
     };
     Some(Fingerprint { mode: Some(mode), headers })

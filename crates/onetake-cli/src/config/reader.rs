@@ -74,7 +74,7 @@ impl<'t> Section<'t> {
             return;
         }
         for name in &self.missing {
-            let fault = ValueError::new("it is missing", fix.clone());
+            let fault = ValueError::new("missing", fix.clone());
             problems.add(&self.value.node.at, &join(&self.value.path, name), None, fault);
         }
     }
@@ -168,7 +168,7 @@ impl<'t> Value<'t> {
         let fix = match &self.node.at {
             Origin::Env(name) => format!("write for example {name}='{example}'"),
             _ if example.starts_with('[') && self.path == example.trim_matches(['[', ']']) => {
-                format!("write {example}, in these brackets, above its fields")
+                format!("write the section header {example} above its fields")
             }
             _ if self.path.ends_with(']') => format!("write for example {example}"),
             _ => {
@@ -191,7 +191,7 @@ pub(super) fn unknown_word(word: &str, choices: &[&str]) -> ValueError {
         Some(near) => format!("did you mean \"{near}\"?"),
         None => format!("use {list}"),
     };
-    ValueError::new("there is no such value", fix)
+    ValueError::new("unknown value", fix)
 }
 
 /// The path of a field.

@@ -112,7 +112,7 @@ fn parse_request(text: &str) -> Result<Template, ValueError> {
         return Err(bad("not a method and a URL"));
     };
     if method != "GET" {
-        return Err(bad("asking must change nothing, so the method is GET"));
+        return Err(bad("the method must be GET, because reconciliation must not change anything"));
     }
     let url = url.trim_start();
     if url.len() > URL_LENGTH_MAX {
@@ -123,7 +123,9 @@ fn parse_request(text: &str) -> Result<Template, ValueError> {
     let server_end = rest.find(['/', '?', '#']).map_or(url.len(), |at| after_scheme + at);
     let (server, target) = url.split_at_checked(server_end).unwrap_or((url, ""));
     if server.contains(['{', '}']) {
-        return Err(bad("nothing is filled in before the path: it would choose who is asked"));
+        return Err(bad(
+            "a placeholder is only allowed in the path and the query, because elsewhere it would choose the server",
+        ));
     }
     let pieces = pieces(target).map_err(|what| bad(&what))?;
     // The upstream knows these two. It does not know references, and a tenant has many operations.
@@ -131,7 +133,7 @@ fn parse_request(text: &str) -> Result<Template, ValueError> {
         |piece| matches!(piece, &Piece::Place(Placeholder::DerivedKey | Placeholder::Key));
     if !pieces.iter().any(names_it) {
         return Err(bad(
-            "it has neither {derived_key} nor {key}, by which the upstream knows the operation: others would get its outcome, or nobody",
+            "the URL has neither {derived_key} nor {key}, so the upstream cannot identify the operation",
         ));
     }
     // Values are percent-encoded, so if the URL is valid with a letter, it is valid with any value.
@@ -155,11 +157,11 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
         let (before, behind) = rest.split_at_checked(from).unwrap_or((&rest, ""));
         let name = behind.strip_prefix('{').and_then(|inner| inner.split_once('}'));
         let Some((name, after)) = name else {
-            return Err("a brace is not closed, or not opened".to_owned());
+            return Err("a brace without its counterpart".to_owned());
         };
         let Some((_, place)) = PLACEHOLDERS.iter().find(|(known, _)| *known == name) else {
             return Err(format!(
-                "there is no placeholder {{{}}}: there are {{derived_key}}, {{tenant}}, {{key}} and {{reference}}",
+                "unknown placeholder {{{}}}; the placeholders are {{derived_key}}, {{tenant}}, {{key}} and {{reference}}",
                 shorten(name)
             ));
         };
@@ -179,8 +181,8 @@ fn parse_status(text: &str) -> Result<StatusCode, ValueError> {
         "404" => Ok(StatusCode::NOT_FOUND),
         "410" => Ok(StatusCode::GONE),
         _ => Err(ValueError::new(
-            "not a status that can only mean that nothing was executed",
-            "write \"404\" or \"410\"; any other answer says it by the header Onetake-Outcome: release",
+            "not a status that proves that the operation was not executed",
+            "write \"404\" or \"410\"; for other statuses the service can send the header Onetake-Outcome: release",
         )),
     }
 }
@@ -208,7 +210,10 @@ fn headers() -> Form<Headers> {
             };
             match parse_name(&entry.name) {
                 Ok(name) if headers.contains_key(&name) => {
-                    refuse(ValueError::new("it is there twice", "keep one of them"), problems);
+                    refuse(
+                        ValueError::new("the header is listed twice", "keep one of them"),
+                        problems,
+                    );
                 }
                 Ok(name) => match read(&Value { node: &entry.value, path: path.clone() }, problems)
                 {
@@ -225,22 +230,20 @@ fn headers() -> Form<Headers> {
 /// Refuses headers that the gateway sets itself, and those that belong to a connection.
 fn parse_name(text: &str) -> Result<HeaderName, ValueError> {
     let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
-        ValueError::new("not the name of a header", "write for example Authorization or X-Api-Key")
+        ValueError::new("not a header name", "write for example Authorization or X-Api-Key")
     })?;
     let mut sent = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static("x"))]);
     strip_hop_by_hop(&mut sent);
     let ours = [HOST, http::header::CONTENT_LENGTH, http::header::ACCEPT_ENCODING];
     match sent.is_empty() || ours.contains(&name) {
-        true => Err(ValueError::new("the gateway sets this one itself", "leave it out")),
+        true => Err(ValueError::new("the gateway sets this header itself", "remove it")),
         false => Ok(name),
     }
 }
 
 fn parse_header(text: &str) -> Result<HeaderValue, ValueError> {
-    let fault = ValueError::new(
-        "not the value of a header",
-        "write visible ASCII characters, at least one",
-    );
+    let fault =
+        ValueError::new("not a header value", "write visible ASCII characters, at least one");
     let mut value = HeaderValue::from_str(text).ok().filter(|_| !text.is_empty()).ok_or(fault)?;
     value.set_sensitive(true);
     Ok(value)

@@ -16,7 +16,7 @@ use super::address::{parse_nats, parse_network, parse_service, parse_store};
 use super::error::{Problems, ValueError};
 use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, table, text,
-    upstream,
+    upstream, words,
 };
 use super::policy::{PolicyOptions, RouteOptions, defaults};
 use super::reader::Value;
@@ -58,6 +58,9 @@ table! {
         upstream: Option<Uri> = upstream().optional(),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
+        /// The requests that no route matches: passed on under `[defaults]`, or refused with 404. GET, HEAD, OPTIONS
+        /// and TRACE are always passed on.
+        unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Clients then connect with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
@@ -67,6 +70,18 @@ table! {
             .else_says("the system's roots, no certificate"),
     }
 }
+
+/// The treatment of requests that no route matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmatched {
+    /// They are passed on under `[defaults]`.
+    Pass,
+    /// They are refused with 404.
+    Refuse,
+}
+
+const UNMATCHED: [(&str, Unmatched); 2] =
+    [("pass", Unmatched::Pass), ("refuse", Unmatched::Refuse)];
 
 table! {
     /// A certificate and its private key.
@@ -116,8 +131,8 @@ fn upstream_tls(
         (Some(_), None) => ("private_key", "certificate"),
         (None, Some(_)) => ("certificate", "private_key"),
     };
-    let what = format!("it is missing, and `{there}` is of no use without it");
-    let fix = format!("write for example {missing} = \"{missing}.pem\" beside it");
+    let what = format!("missing, and `{there}` needs it");
+    let fix = format!("write for example {missing} = \"{missing}.pem\" next to it");
     problems.add(&value.node.at, &value.path_of(missing), None, ValueError::new(what, fix));
     None
 }
@@ -167,7 +182,7 @@ impl fmt::Debug for Token {
 
 fn parse_token(text: &str) -> Result<Token, ValueError> {
     let what = "a token has 16 to 512 visible ASCII characters";
-    Token::new(text).ok_or(ValueError::new(what, "make one with `openssl rand -hex 32`"))
+    Token::new(text).ok_or(ValueError::new(what, "create one with `openssl rand -hex 32`"))
 }
 
 table! {
@@ -183,7 +198,7 @@ table! {
         allow_lossy: bool = boolean().or("false"),
         /// The folder on this machine for outcomes that the store did not accept before shutdown.
         journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
-            .else_says("beside the files of the store, or `./onetake-journal` for a server"),
+            .else_says("next to the files of the store, or `./onetake-journal` for a server"),
     }
 }
 
@@ -258,7 +273,10 @@ fn parse_sink(text: &str) -> Result<Sink, ValueError> {
     match text.split_once("://") {
         Some(("nats" | "tls", _)) => parse_nats(text, FIX).map(Sink::Nats),
         Some(("http" | "https", _)) => parse_service(text, FIX).map(Sink::Webhook),
-        _ => Err(ValueError::new("not a place that messages can go to", FIX).hiding_value(true)),
+        _ => {
+            Err(ValueError::new("not the URL of a NATS server or a webhook", FIX)
+                .hiding_value(true))
+        }
     }
 }
 
@@ -269,14 +287,14 @@ fn parse_prefix(text: &str) -> Result<String, ValueError> {
     let fix = "write up to 255 letters, digits, - and _, in words separated by dots";
     match whole && text.len() <= 255 && text.chars().all(plain) {
         true => Ok(text.to_owned()),
-        false => Err(ValueError::new("not the beginning of a subject", fix)),
+        false => Err(ValueError::new("not a valid prefix of a NATS subject", fix)),
     }
 }
 
 fn webhook_secrets() -> Form<Vec<WebhookSecret>> {
     let one = secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", |text| {
         let fix =
-            "make one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
+            "create one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
         text.parse::<WebhookSecret>().map_err(|error| ValueError::new(error.to_string(), fix))
     });
     list(one, (0, SECRETS_MAX), "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]")
@@ -316,8 +334,10 @@ fn secrets() -> Form<Vec<Secret>> {
     list(table::<Secret>(), (0, SECRETS_MAX), example).then(|secrets, value, problems| {
         for (index, secret) in secrets.iter().enumerate() {
             if secrets.iter().take(index).any(|other| other.id == secret.id) {
-                let fault =
-                    ValueError::new("another secret has the same `id`", "give each its own");
+                let fault = ValueError::new(
+                    "another secret has the same `id`",
+                    "give each secret its own `id`",
+                );
                 let path = format!("{}[{index}].id", value.path);
                 problems.add(&value.node.at, &path, None, fault);
             }
@@ -340,8 +360,8 @@ fn parse_bytes(text: &str) -> Result<[u8; 32], ValueError> {
         .find_map(|alphabet| alphabet.decode(text).ok());
     let what = match decoded.map(<[u8; 32]>::try_from) {
         Some(Ok(key)) => return Ok(key),
-        Some(Err(bytes)) => format!("it is base64 of {} bytes, not of 32", bytes.len()),
-        None => "it is not base64".to_owned(),
+        Some(Err(bytes)) => format!("the value has {} bytes in base64, not 32", bytes.len()),
+        None => "the value is not base64".to_owned(),
     };
-    Err(ValueError::new(what, "make one with `openssl rand -base64 32`"))
+    Err(ValueError::new(what, "create one with `openssl rand -base64 32`"))
 }

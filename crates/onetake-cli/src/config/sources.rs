@@ -69,15 +69,12 @@ fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, ValueError> {
             rest = behind;
             continue;
         }
-        let fix = "write ${NAME}, or $${ for the two characters themselves";
+        let fix = "write ${NAME}, or $${ for a literal ${";
         let (name, behind) =
             behind.split_once('}').ok_or(ValueError::new("`${` is not closed", fix))?;
         let value = problems.variable(name).map_err(|fault| {
-            let what = format!("there is no variable `{}`", tree::shorten(name));
-            ValueError::new(
-                what,
-                format!("{}, or write $${{ for the two characters ${{", fault.fix),
-            )
+            let what = format!("the environment variable `{}` is not set", tree::shorten(name));
+            ValueError::new(what, format!("{}, or write $${{ for a literal ${{", fault.fix))
         })?;
         out.push_str(before);
         out.push_str(&value);
@@ -132,13 +129,13 @@ fn parse_name(name: &str) -> Result<Vec<String>, ValueError> {
     let path = rest.split("__").map(str::to_lowercase).collect::<Vec<_>>();
     if matches!(path.first().map(String::as_str), Some("route" | "routes")) {
         return Err(ValueError::new(
-            "routes cannot be set by a variable",
-            "write them in the file; ONETAKE__DEFAULTS__TTL and the like hold for all of them",
+            "routes cannot be set by environment variables",
+            "write them in the file; ONETAKE__DEFAULTS__TTL and similar variables apply to all routes",
         ));
     }
     if path.len() < 2 || path.len() > DEPTH_MAX || path.iter().any(String::is_empty) {
-        let fix = "write ONETAKE__SECTION__KEY, such as ONETAKE__GATEWAY__LISTEN";
-        return Err(ValueError::new("the name is not one of a section and a key", fix));
+        let fix = "write ONETAKE__SECTION__FIELD, such as ONETAKE__GATEWAY__LISTEN";
+        return Err(ValueError::new("the variable does not name a section and a field", fix));
     }
     Ok(path)
 }

@@ -376,10 +376,10 @@ pub(super) fn unknown(
     everything: &TableInfo,
 ) -> ValueError {
     if let Some(renamed) = info.all().find(|option| option.former == Some(name)) {
-        let what = format!("it is now called `{}`", renamed.name);
+        let what = format!("the field was renamed to `{}`", renamed.name);
         return ValueError::new(what, format!("write `{}`", rename(renamed.name)));
     }
-    let missing = |fix: String| ValueError::new("there is no such field", fix);
+    let missing = |fix: String| ValueError::new("unknown field", fix);
     if let Some(near) = nearest(name, info.names()) {
         return missing(format!("did you mean `{}`?", rename(near)));
     }
@@ -389,7 +389,7 @@ pub(super) fn unknown(
     find_owners(everything, name, &mut owners);
     match owners.is_empty() {
         true => missing(here),
-        false => missing(format!("`{name}` belongs to {}; {here}", owners.join(" or "))),
+        false => missing(format!("`{name}` is a field of {}; {here}", owners.join(" or "))),
     }
 }
 

@@ -76,8 +76,7 @@ pub(super) fn tenant() -> Form<TenantOption> {
                 let fix = format!(
                     "write tenant = \"credential\", \"public\", \"client-ip\", or one of {TABLES}"
                 );
-                return value
-                    .refuse(ValueError::new(format!("names {named} tenant"), fix), problems);
+                return value.refuse(ValueError::new(format!("has {named} tenant"), fix), problems);
             }
         })
     }))
@@ -112,17 +111,15 @@ table! {
 fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Jwt> {
     if options.verification_key.is_none() && options.jwks_url.is_none() {
         let fix = "write verification_key = { file = \"issuer.pem\" }, or jwks_url = \"https://…\"";
-        return value.refuse(ValueError::new("it names no key", fix), problems);
+        return value.refuse(ValueError::new("the key is missing", fix), problems);
     }
     let verification_keys = options.verification_key.unwrap_or_default();
     for key in &verification_keys {
         let keys = value.field("verification_key")?;
         let name = key.algorithm().name();
         if options.algorithms.as_ref().is_some_and(|listed| !listed.contains(&key.algorithm())) {
-            let what = format!("it is a key for {name}, which `algorithms` does not list");
-            let fix = format!(
-                "add \"{name}\" to `algorithms` if that is what you want, or name another key"
-            );
+            let what = format!("the key is for {name}, which is not in `algorithms`");
+            let fix = format!("add \"{name}\" to `algorithms`, or use another key");
             return keys.refuse(ValueError::new(what, fix).hiding_value(true), problems);
         }
     }

@@ -177,8 +177,8 @@ pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> TomlNode {
             // Only the first line: the others may quote a part of the file.
             let message = error.message().lines().next().unwrap_or_default().to_owned();
             let fix = match message.contains("duplicate") {
-                true => "the same name stands further up: keep one, or put the two together",
-                false => "look at the quotes, brackets and `=` here: strings need quotes",
+                true => "the same name appears above: keep one of the two, or merge them",
+                false => "check the quotes, brackets and `=` here; strings need quotes",
             };
             problems.add(&at, "", None, ValueError::new(format!("not valid TOML: {message}"), fix));
             TomlNode::table(Origin::Absent)

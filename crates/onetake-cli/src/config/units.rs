@@ -30,10 +30,10 @@ pub(super) fn parse_duration(
     match parse_millis(text) {
         Err(what) => Err(ValueError::new(what, fix)),
         Ok(millis) if millis < bound(min) => {
-            Err(ValueError::new(format!("shorter than {min}, the shortest accepted"), fix))
+            Err(ValueError::new(format!("shorter than the minimum of {min}"), fix))
         }
         Ok(millis) if millis > bound(max) => {
-            Err(ValueError::new(format!("longer than {max}, the longest accepted"), fix))
+            Err(ValueError::new(format!("longer than the maximum of {max}"), fix))
         }
         Ok(millis) => Ok(Duration::from_millis(millis)),
     }
@@ -53,8 +53,8 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
         let factor = TIME_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
         let factor = match (factor, unit) {
             (Some(factor), _) => factor,
-            (None, "") => return Err("a duration without a unit"),
-            (None, _) => return Err("a duration with an unknown unit"),
+            (None, "") => return Err("the unit is missing"),
+            (None, _) => return Err("the unit is unknown"),
         };
         total = total.saturating_add(number.saturating_mul(factor));
         rest = tail;
@@ -69,11 +69,11 @@ pub(super) fn parse_size(text: &str) -> Result<usize, ValueError> {
     let (number, unit) = split_number(text.trim()).ok_or_else(|| bad("not a size"))?;
     let unit = unit.trim_start();
     let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
-    let factor = factor.ok_or_else(|| bad("a size with an unknown unit"))?;
+    let factor = factor.ok_or_else(|| bad("the unit of the size is unknown"))?;
     let bytes = number.saturating_mul(factor);
     match usize::try_from(bytes) {
         Ok(size) if (1..=BODY_BYTES_MAX).contains(&bytes) => Ok(size),
-        _ => Err(bad("out of bounds")),
+        _ => Err(bad("out of range")),
     }
 }
 

@@ -66,7 +66,7 @@ pub enum DemoError {
         range: RangeInclusive<u64>,
     },
     /// The operating system did not give a port or a folder.
-    #[error("cannot {what}: {source}")]
+    #[error("cannot {what}")]
     Io {
         /// The action that failed.
         what: &'static str,
@@ -75,7 +75,7 @@ pub enum DemoError {
         source: io::Error,
     },
     /// The temporary folder could not be removed.
-    #[error("cannot remove the demo's temporary folder: {0}")]
+    #[error("cannot remove the demo's temporary folder")]
     Leftover(#[source] io::Error),
     /// The gateway refused the demo's configuration.
     #[error(transparent)]
@@ -84,7 +84,7 @@ pub enum DemoError {
     #[error(transparent)]
     Start(#[from] StartError),
     /// The gateway's store failed.
-    #[error("the gateway's store failed: {0}")]
+    #[error(transparent)]
     Store(#[from] StoreError),
 }
 

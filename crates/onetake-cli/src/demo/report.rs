@@ -52,13 +52,13 @@ impl DemoReport {
         }
         if missing > 0 {
             failures.push(format!(
-                "customers told of a charge that the ledger with onetake does not have: {missing}"
+                "responses with a charge that is not in the ledger with onetake: {missing}"
             ));
         }
         // A gateway that refuses everything makes no double charge, but is no help either.
         if unanswered > 0 && !self.interrupted {
             failures.push(format!(
-                "taps never answered with onetake, however often they were retried: {unanswered}"
+                "taps without a response with onetake after all retries: {unanswered}"
             ));
         }
         failures

@@ -141,7 +141,7 @@ fn conclusion(report: &DemoReport, paint: Paint) -> String {
         lines.push(format!("  Stopped early, after {seconds}."));
     } else if taps < report.planned {
         lines.push(format!(
-            "  This machine could not keep up: it made {} of the {} taps asked for.",
+            "  This machine was too slow: it made {} of the {} requested taps.",
             number(taps),
             number(report.planned)
         ));
@@ -235,7 +235,7 @@ mod tests {
         let mut slow = report(2, taps(900));
         slow.planned = 1_000;
         let text = conclusion(&slow, PLAIN);
-        assert!(text.contains("it made 900 of the 1,000 taps asked for"), "{text}");
+        assert!(text.contains("it made 900 of the 1,000 requested taps"), "{text}");
         slow.interrupted = true;
         let text = conclusion(&slow, PLAIN);
         assert!(text.starts_with("  Stopped early, after 15 seconds."), "{text}");

@@ -95,11 +95,11 @@ pub(super) fn last(report: &DemoReport, paint: Paint) -> String {
     let refused = [without.traffic.refused, with.traffic.refused];
     if refused != [0, 0] {
         let [without, with] = refused;
-        rows.push(Row::plain("answers that were errors", without, with));
+        rows.push(Row::plain("error responses", without, with));
     }
     rows.extend(ledger(exposed, protected));
     let missing = [without.verdict.missing, with.verdict.missing];
-    rows.push(Row::harm("told \"paid\", but not charged", missing, number));
+    rows.push(Row::harm("\"paid\" shown, but not charged", missing, number));
     let unanswered = [without.verdict.unanswered, with.verdict.unanswered];
     if unanswered != [0, 0] {
         rows.push(Row::harm("never answered", unanswered, number));
@@ -134,7 +134,7 @@ fn traffic(without: &Figures, with: &Figures) -> Vec<Row> {
     vec![
         Row::plain("taps on \"Pay\"", without.taps, with.taps),
         Row::plain("requests sent, retries included", sent[0], sent[1]),
-        Row::plain("answers that never arrived", unheard[0], unheard[1]),
+        Row::plain("responses that never arrived", unheard[0], unheard[1]),
     ]
 }
 
@@ -144,13 +144,13 @@ fn ledger(without: &Figures, with: &Figures) -> Vec<Row> {
     vec![
         Row::plain("charges in the ledger", without.charges, with.charges),
         Row::harm("taps charged twice or more", doubled, number),
-        Row::harm("money taken too much", overcharged, dollars),
+        Row::harm("money overcharged", overcharged, dollars),
     ]
 }
 
 fn replayed(with: &Figures) -> Row {
     Row {
-        label: "answers replayed by onetake",
+        label: "responses replayed by onetake",
         cells: ["-".to_owned(), number(with.traffic.replayed)],
         harm: None,
     }

@@ -20,15 +20,15 @@ use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
+use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    BoxError, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem,
-    method_word,
+    AmbiguousRequest, BoxError, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE,
+    Onetake, Problem, method_word,
 };
 
 use super::client_ip::client_of;
-use super::plan::{Plan, Plans};
+use super::plan::{Plan, Plans, Refused};
 use super::proxy::Proxy;
-use crate::config::plain;
 use crate::traces::Parent;
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -122,13 +122,12 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     transfer_encoding(parts)?;
     cookies(&mut parts.headers);
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
-        return Err(refused("Only requests for a path are forwarded."));
+        return Err(refused("The target of the request is not a path."));
     }
-    // Clients resolve dot segments before they send. An upstream that resolves them would serve
-    // another route's path.
-    if plain(parts.uri.path()).split('/').any(|segment| segment == "." || segment == "..") {
-        return Err(refused("The path has a segment of nothing but dots."));
+    if has_dot_segment(parts.uri.path()) {
+        return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
     }
+    let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
     for name in BELIEVED {
         parts.headers.remove(name);
     }
@@ -145,7 +144,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
         parts.extensions.insert(ClientIp(client));
     }
     forwarding(parts, peer, trusted, host, plans.proto);
-    Ok(Arc::clone(plans.find(&parts.method, parts.uri.path())))
+    Ok(plan)
 }
 
 /// Removes headers that differ from a protected one only by `_` for `-`. Many servers read
@@ -200,7 +199,7 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
             || plans.tenant_headers.contains(&name)
         {
             return Err(refused(
-                "The Connection header names a header that is not the connection's.",
+                "The Connection header names an end-to-end header, such as Host or Authorization.",
             ));
         }
         headers.remove(name);
@@ -229,12 +228,14 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let first = hosts.next().cloned();
     if hosts.next().is_some() {
-        return Err(refused("The request has two Host headers."));
+        return Err(refused("The request has more than one Host header."));
     }
     let in_uri = parts.uri.authority().map(|authority| authority.as_str().to_owned());
     let host = match (first, in_uri) {
         (Some(host), Some(uri)) if !host.as_bytes().eq_ignore_ascii_case(uri.as_bytes()) => {
-            return Err(refused("The Host header and the request's target name different hosts."));
+            return Err(refused(
+                "The Host header and the target of the request name different hosts.",
+            ));
         }
         (Some(host), _) => host,
         (None, Some(uri)) => {
@@ -259,7 +260,7 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     };
     let chunked = value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
     if values.next().is_some() || !chunked || parts.version != Version::HTTP_11 {
-        return Err(refused("The request has a Transfer-Encoding other than chunked."));
+        return Err(refused("The Transfer-Encoding must be chunked, and only in HTTP/1.1."));
     }
     Ok(())
 }
@@ -405,21 +406,99 @@ mod tests {
         assert_eq!(parts.headers["x_account"], "me");
     }
 
+    /// The label of the plan of a request, or the code of its refusal.
+    fn planned(file: &str, method: &str, path: &str) -> Result<String, Code> {
+        let request = Request::builder().method(method).uri(path).header("host", "h");
+        let mut parts = request.body(()).unwrap().into_parts().0;
+        let plan = admit(&plans(file), "10.1.2.3".parse().unwrap(), &mut parts);
+        plan.map(|plan| plan.label.clone()).map_err(|problem| problem.code())
+    }
+
     #[test]
     fn no_spelling_of_a_path_gets_around_its_route() {
-        let found = |path: &str| {
-            let mut parts =
-                Request::post(path).header("host", "h").body(()).unwrap().into_parts().0;
-            let plan = admit(&plans(FILE), "10.1.2.3".parse().unwrap(), &mut parts);
-            plan.map(|plan| plan.label.clone()).map_err(|problem| problem.code())
-        };
-        for same in ["/charges", "/%63harges", "/char%67e%73"] {
+        let found = |path: &str| planned(FILE, "POST", path);
+        for same in [
+            "/charges",
+            "/%63harges",
+            "/char%67e%73",
+            "//charges",
+            "/charges/",
+            "/charges//",
+            "///charges",
+            "/charges?a=%2f",
+        ] {
             assert_eq!(found(same), Ok("POST /charges".to_owned()), "{same}");
         }
         for dots in ["/./charges", "/x/../charges", "/x/%2e%2E/charges", "/charges/."] {
             assert_eq!(found(dots), Err(Code::RequestRefused), "{dots}");
         }
-        assert_eq!(found("/charges/.../a..b"), Ok("-".to_owned()));
+        for refused in [
+            "/v1%2fcharges",
+            "/%2Fcharges",
+            "/charges%5c",
+            "/charges%00",
+            "/charges%0a",
+            "/charges%7f",
+            "/charges%",
+            "/charges;a=b",
+        ] {
+            assert_eq!(found(refused), Err(Code::RequestRefused), "{refused}");
+        }
+        for other in ["/charges/.../a..b", "/Charges", "/charges/1", "/other;a=b"] {
+            assert_eq!(found(other), Ok("-".to_owned()), "{other}");
+        }
+        for method in ["post", "Post", "get"] {
+            assert_eq!(planned(FILE, method, "/charges"), Err(Code::RequestRefused), "{method}");
+        }
+        // No route has these methods, so there is none to get around.
+        for path in ["/a%2fb", "/a%0ab", "/100%"] {
+            assert_eq!(planned(FILE, "GET", path), Ok("-".to_owned()), "{path}");
+        }
+        assert_eq!(planned(FILE, "GET", "/x/../charges"), Err(Code::RequestRefused));
+    }
+
+    #[test]
+    fn a_route_says_whether_letter_case_and_the_last_slash_count() {
+        let file = format!("{FILE}path_case = \"ignore\"\ntrailing_slash = \"exact\"\n");
+        for (path, label) in
+            [("/charges", "POST /charges"), ("/CHARGES", "POST /charges"), ("/charges/", "-")]
+        {
+            assert_eq!(planned(&file, "POST", path), Ok(label.to_owned()), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_of_two_routes_is_refused() {
+        let file = "[gateway]\nupstream = \"http://a\"\n\
+            [[route]]\nmatch = \"POST /a/b\"\n\
+            [[route]]\nmatch = \"POST /a/{*rest}\"\nkey = { required = true }\n";
+        assert_eq!(planned(file, "POST", "/a/b"), Ok("POST /a/b".to_owned()));
+        assert_eq!(planned(file, "POST", "/a/c//d"), Ok("POST /a/{*rest}".to_owned()));
+        // A server that keeps empty segments runs the handler of the second route.
+        assert_eq!(planned(file, "POST", "/a//b"), Err(Code::RequestRefused));
+        // A server that ignores parameters runs the handler of the first.
+        assert_eq!(planned(file, "POST", "/a/b;c"), Err(Code::RequestRefused));
+    }
+
+    #[test]
+    fn requests_without_a_route_are_refused_if_the_file_says_so() {
+        let secret = "[secrets]\nissued_keys = [{ id = \"a\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]\n";
+        let file = FILE.replacen("[[route]]", "unmatched = \"refuse\"\n[[route]]", 1);
+        for (method, path, expected) in [
+            ("POST", "/charges", Ok("POST /charges")),
+            ("POST", "/Charges", Err(Code::NoRoute)),
+            ("PUT", "/charges", Err(Code::NoRoute)),
+            ("PURGE", "/charges", Err(Code::NoRoute)),
+            ("POST", "/idempotency-tokens", Err(Code::NoRoute)),
+            ("GET", "/anything", Ok("-")),
+            ("OPTIONS", "/charges", Ok("-")),
+        ] {
+            let expected = expected.map(str::to_owned);
+            assert_eq!(planned(&file, method, path), expected, "{method} {path}");
+            assert!(planned(FILE, method, path).is_ok(), "{method} {path}");
+        }
+        let file = format!("{file}{secret}");
+        assert_eq!(planned(&file, "POST", "/idempotency-tokens"), Ok("-".to_owned()));
     }
 
     #[test]

@@ -57,10 +57,10 @@ pub(super) async fn keep(
     clock: Arc<dyn Clock>,
     stop: CancellationToken,
 ) {
-    describe_counter!(FETCHES, "Fetches of a JSON Web Key Set, by their result.");
+    describe_counter!(FETCHES, "Fetches of a JSON Web Key Set, by result.");
     describe_gauge!(
         FAILING,
-        "1 while a JSON Web Key Set cannot be fetched; older keys stay in use."
+        "1 while a JSON Web Key Set cannot be fetched; the last fetched keys stay in use."
     );
     // It follows no redirect.
     let client = Client::builder(TokioExecutor::new())
@@ -73,7 +73,7 @@ pub(super) async fn keep(
             biased;
             () = stop.cancelled() => return,
             fetched = fetch(&client, set.source()) => fetched,
-            () = clock.sleep(FETCH_MAX) => Err("it did not answer in time".to_owned()),
+            () = clock.sleep(FETCH_MAX) => Err("no response within the timeout".to_owned()),
         };
         let replaced = match fetched {
             Ok(jwks) => set.replace(&jwks, &*clock).map_err(|error| error.to_string()),
@@ -86,14 +86,14 @@ pub(super) async fn keep(
         counter!(FETCHES, "result" => if failed { "failed" } else { "fetched" }).increment(1);
         gauge!(FAILING, "url" => url.to_owned()).set(if failed { 1.0 } else { 0.0 });
         match replaced {
-            Ok(keys) if was_failing => tracing::info!(url, keys, "the key set is fetched again"),
-            Ok(keys) => tracing::debug!(url, keys, "the key set is fetched"),
+            Ok(keys) if was_failing => tracing::info!(url, keys, "the key set was fetched again"),
+            Ok(keys) => tracing::debug!(url, keys, "the key set was fetched"),
             Err(why) if was_failing => tracing::debug!(url, why, "the key set cannot be fetched"),
             Err(why) if set.is_loaded() => {
                 tracing::warn!(
                     url,
                     why,
-                    "the key set cannot be fetched; the keys from before stay in use"
+                    "the key set cannot be fetched; the last fetched keys stay in use"
                 );
             }
             Err(why) => tracing::warn!(
@@ -121,7 +121,7 @@ async fn fetch(client: &Client<Connector, Empty<Bytes>>, url: &str) -> Result<By
     let accept = http::HeaderValue::from_static("application/jwk-set+json, application/json");
     request.headers_mut().insert(http::header::ACCEPT, accept);
     let response = client.request(request).await.map_err(|error| {
-        let mut why = "it cannot be reached".to_owned();
+        let mut why = "the server cannot be reached".to_owned();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
             why = format!("{why}: {cause}");
@@ -130,10 +130,11 @@ async fn fetch(client: &Client<Connector, Empty<Bytes>>, url: &str) -> Result<By
         why
     })?;
     if response.status() != http::StatusCode::OK {
-        return Err(format!("it answered {}", response.status().as_u16()));
+        return Err(format!("the service answered {}", response.status().as_u16()));
     }
     let body = Limited::new(response.into_body(), SET_BYTES_MAX).collect().await;
-    let body =
-        body.map_err(|_| format!("it broke off, or is larger than {SET_BYTES_MAX} bytes"))?;
+    let body = body.map_err(|_| {
+        format!("the response ended early, or is larger than {SET_BYTES_MAX} bytes")
+    })?;
     Ok(body.to_bytes())
 }

@@ -63,7 +63,7 @@ pub enum StartError {
     Layer(#[from] PolicyError),
     /// A port could not be listened on.
     #[error(
-        "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
+        "cannot listen on {address} ({field}); stop the process that listens there, or choose another address with {flag}"
     )]
     Listen {
         /// The address.

@@ -7,12 +7,13 @@ use http::{HeaderName, Method, Uri};
 use ipnet::IpNet;
 
 use onetake_http as layer;
-use onetake_http::routes::{RoutePattern, first_match, handle_tenants};
+use onetake_http::routes::{RoutePattern, find_route, handle_tenants};
+use onetake_http::{AmbiguousRequest, Code, Problem, TOKENS};
 
 use super::Connector;
 use super::reconcile::remembered_for;
 use super::tenants::Tenants;
-use crate::config::{Config, Route, Settings};
+use crate::config::{Config, Route, Settings, Unmatched};
 
 /// How much longer the layer waits than the proxy, so that the proxy times out first.
 const PROXY_FIRST: Duration = Duration::from_secs(1);
@@ -41,6 +42,9 @@ pub(super) struct Plans {
     routes: Vec<(RoutePattern, Arc<Plan>)>,
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
+    unmatched: Unmatched,
+    /// True if the layer issues keys, so that it answers requests for them itself.
+    issues_keys: bool,
     /// In which words the gateway speaks where it does not come to a plan.
     pub(super) answers: layer::ProblemFormat,
     trusted: Vec<IpNet>,
@@ -79,6 +83,8 @@ impl Plans {
             routes,
             keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
+            unmatched: config.gateway.unmatched,
+            issues_keys: !config.secrets.issued_keys.is_empty(),
             answers: config.defaults.policy.problem_format(),
             trusted: config.gateway.trusted_proxies.clone(),
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
@@ -87,14 +93,36 @@ impl Plans {
         }
     }
 
-    /// Returns the first route that matches, else the defaults.
+    /// Returns the first route that matches, else the defaults. Also the defaults for a request
+    /// that [`admit`](Self::admit) refuses.
     pub(super) fn find(&self, method: &Method, path: &str) -> &Arc<Plan> {
-        let is_keyed = |plan: &Plan| plan.policy.as_ref().is_some_and(|it| it.is_keyed(method));
-        match first_match(&self.routes, method, path) {
-            Some(plan) => plan,
-            None if is_keyed(&self.keyed) => &self.keyed,
-            None => &self.untouched,
+        self.route(method, path).ok().flatten().unwrap_or_else(|| self.defaults(method))
+    }
+
+    /// Returns the first route that matches, else the defaults.
+    ///
+    /// # Errors
+    /// A problem for the client, if two servers could read the request differently, or if no route
+    /// matches and such requests are refused.
+    pub(super) fn admit(&self, method: &Method, path: &str) -> Result<&Arc<Plan>, Refused> {
+        if let Some(plan) = self.route(method, path).map_err(Refused::Ambiguous)? {
+            return Ok(plan);
         }
+        let is_own = self.issues_keys && *method == Method::POST && path == TOKENS;
+        let is_never_keyed = layer::policy::NEVER_KEYED.contains(method);
+        match self.unmatched {
+            Unmatched::Refuse if !is_own && !is_never_keyed => Err(Refused::NoRoute),
+            Unmatched::Pass | Unmatched::Refuse => Ok(self.defaults(method)),
+        }
+    }
+
+    fn route(&self, method: &Method, path: &str) -> Result<Option<&Arc<Plan>>, AmbiguousRequest> {
+        find_route(&self.routes, method, path)
+    }
+
+    fn defaults(&self, method: &Method) -> &Arc<Plan> {
+        let is_keyed = self.keyed.policy.as_ref().is_some_and(|policy| policy.is_keyed(method));
+        if is_keyed { &self.keyed } else { &self.untouched }
     }
 
     /// Tenants of all routes that can answer 202.
@@ -108,6 +136,30 @@ impl Plans {
         // A listener on `[::]` sees IPv4 addresses in the form of IPv6.
         let peer = peer.to_canonical();
         self.trusted.iter().any(|network| network.contains(&peer))
+    }
+}
+
+/// A request without a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// Two servers could read the request differently.
+    Ambiguous(AmbiguousRequest),
+    /// No route matches, and such requests are refused.
+    NoRoute,
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Ambiguous(ambiguous) => {
+                let detail = format!("{ambiguous} Nothing was forwarded.");
+                Self::new(Code::RequestRefused, detail)
+            }
+            Refused::NoRoute => Self::new(
+                Code::NoRoute,
+                "No route of this gateway matches the method and the path of the request. Nothing was forwarded.",
+            ),
+        }
     }
 }
 
@@ -242,8 +294,8 @@ pub(super) mod tests {
             ("on_unknown = \"retry\"", new().on_unknown(core::OnUnknown::Retry)),
             ("on_store_down = \"fail-open\"", new().on_store_down(OnStoreDown::FailOpen)),
             (
-                "velocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
-                new().velocity([By::Tenant, By::Json(pointer("/card"))], rate),
+                "key = { required = true }\nvelocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
+                new().key_required().velocity([By::Tenant, By::Json(pointer("/card"))], rate),
             ),
             ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
             (

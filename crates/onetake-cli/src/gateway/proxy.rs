@@ -93,8 +93,7 @@ impl Proxy {
         let Some((plan, upstream)) =
             plan.and_then(|plan| Some((Arc::clone(&plan), plan.upstream.clone()?)))
         else {
-            let detail =
-                "No upstream is configured for this request ([gateway] upstream, or --upstream).";
+            let detail = "This request cannot be forwarded, because the gateway has no upstream for it. Report it to the operator of the service.";
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
@@ -207,7 +206,10 @@ fn address(
     let mut target = upstream.clone().into_parts();
     target.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     let target = Uri::from_parts(target).map_err(|_| {
-        Problem::new(Code::RequestRefused, "The request's target cannot be forwarded.")
+        Problem::new(
+            Code::RequestRefused,
+            "The target of the request cannot be forwarded. Send a path, such as /v1/charges.",
+        )
     })?;
     *request.uri_mut() = target;
     *request.version_mut() = Version::HTTP_11;
@@ -268,22 +270,21 @@ struct Asked {
 impl Asked {
     /// Nothing was sent: the attempt is released.
     fn unreachable(self) -> Response<Body> {
-        let retry = if self.reference.is_some() { "; a retry with the same key runs" } else { "" };
-        let detail = format!("The upstream cannot be reached. Nothing was sent{retry}.");
+        let retry = if self.reference.is_some() { ". Retry with the same key" } else { "" };
+        let detail = format!("The upstream cannot be reached. The request was not sent{retry}.");
         let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
         self.told(problem, Disposition::Release, Cause::Interrupted)
     }
 
     /// Sent without a response: the outcome is unknown.
     fn interrupted(self) -> Response<Body> {
-        let detail = "The upstream took the request and closed the connection without an answer. The outcome is not known.";
-        let cause = Cause::Reported("the upstream closed the connection without an answer".into());
+        let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
+        let cause = Cause::Reported("the upstream closed the connection without a response".into());
         self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
     }
 
     fn timed_out(self) -> Response<Body> {
-        let detail =
-            "The upstream did not answer in time (upstream_timeout). The outcome is not known.";
+        let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let problem = Problem::new(Code::UpstreamTimeout, detail);
         self.told(problem, Disposition::Unknown, Cause::TimedOut)
     }

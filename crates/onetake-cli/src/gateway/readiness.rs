@@ -45,7 +45,7 @@ impl Readiness {
     /// With the reason if the store does not respond.
     pub(super) async fn check(&self) -> CheckResult {
         if let Some(set) = self.key_sets.iter().find(|set| !set.is_loaded()) {
-            return Err(format!("the key set {} was not fetched yet", jwks::shown(set)));
+            return Err(format!("the key set {} has not been fetched yet", jwks::shown(set)));
         }
         let now = self.engine.clock().monotonic();
         let found = {
@@ -70,7 +70,7 @@ impl Readiness {
                 biased;
                 ready = engine.ready() => ready.map_err(|error| error.to_string()),
                 () = engine.clock().sleep(LOOK_MAX) => {
-                    Err("the store does not answer within a second".to_owned())
+                    Err("the store did not respond within a second".to_owned())
                 }
             }
         });

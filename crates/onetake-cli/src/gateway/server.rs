@@ -142,7 +142,7 @@ impl ClientConnection {
             Ok(stream) => self.serve(stream).await,
             // Scanners, probes, and clients that do not trust our certificate: not errors of the
             // gateway.
-            Err(error) => tracing::debug!(%error, "a TLS handshake failed"),
+            Err(error) => tracing::debug!(%error, "a TLS handshake with a client failed"),
         }
     }
 

@@ -129,7 +129,7 @@ impl AdminClient {
         };
         let answered = tokio::select! {
             answered = asked => answered,
-            () = self.clock.sleep(PATIENCE) => Err((true, "no answer in time".to_owned())),
+            () = self.clock.sleep(PATIENCE) => Err((true, "no response in time".to_owned())),
         };
         let (head, body) = answered.map_err(|(was_sent, why): (bool, String)| {
             none(if changes && was_sent {
@@ -140,8 +140,8 @@ impl AdminClient {
                 )
             } else {
                 format!(
-                    "the admin API at {} cannot be reached: {why}. Is the gateway running? Name another with \
-                     --admin URL",
+                    "the admin API at {} cannot be reached: {why}. Is the gateway running? Choose \
+                     another address with --admin URL",
                     self.base
                 )
             })
@@ -159,8 +159,8 @@ impl AdminClient {
         );
         if head.status.as_u16() == 401 {
             what = match self.token {
-                Some(_) => "The token is wrong: check --config FILE, or ONETAKE_ADMIN_TOKEN.",
-                None => "The gateway requires a token: name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
+                Some(_) => "The token is wrong: check the file of --config, or ONETAKE_ADMIN_TOKEN.",
+                None => "The gateway requires a token: name the gateway's file with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
             }
             .to_owned();
         }

@@ -58,7 +58,7 @@ enum Command {
     },
     /// Declare that an unknown attempt had no effect: the next retry runs.
     Release(ChangeArgs),
-    /// Declare that an unknown attempt failed for good: retries get this failure.
+    /// Declare that an unknown attempt failed: retries get this failure.
     Fail {
         #[command(flatten)]
         change: ChangeArgs,
@@ -81,7 +81,7 @@ enum Command {
     },
     /// List operator actions from the audit log, newest first.
     Audit {
-        /// Only actions on this key: its reference, or its id if the key is gone.
+        /// Only actions on this key: its reference, or its id if the key no longer exists.
         key: Option<String>,
         /// Maximum number of entries.
         #[arg(long, default_value_t = 50)]
@@ -163,7 +163,7 @@ struct ResolveArgs {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
-    number.ok_or_else(|| "write a number from 1 on".to_owned())
+    number.ok_or_else(|| "write a number of 1 or more".to_owned())
 }
 
 fn header(text: &str) -> Result<(String, String), String> {

@@ -124,11 +124,14 @@ pub(super) fn audit(entries: &Value) -> String {
 }
 
 pub(super) fn changed(key: &Value) -> String {
-    format!("{} is {} now\n", text(key, "reference"), text(key, "state"))
+    format!("{} is now {}\n", text(key, "reference"), text(key, "state"))
 }
 
 pub(super) fn forgotten(key: &Value) -> String {
-    format!("{} is forgotten: the next request with it runs\n", text(key, "reference"))
+    format!(
+        "{} is forgotten: the next request with this key runs the operation\n",
+        text(key, "reference")
+    )
 }
 
 /// The state of a key and its history, earliest event first.
@@ -144,7 +147,7 @@ pub(super) fn life(life: &Value) -> String {
         ("route", text(key, "route")),
         ("tenant", text(key, "tenant")),
         ("on unknown", text(key, "on_unknown")),
-        ("next ask", moment(key, "next_ask_at")),
+        ("reconcile", moment(key, "next_ask_at")),
         ("expires", moment(key, "expires_at")),
     ];
     facts.retain(|(_, fact)| !fact.is_empty());
@@ -161,11 +164,7 @@ pub(super) fn life(life: &Value) -> String {
     }
     let replays = life.get("replays").unwrap_or(&none);
     let _infallible = match number(replays, "by_this_node") {
-        0 => writeln!(
-            out,
-            "{:<24}  not replayed by this node since its start, as far as it counts",
-            ""
-        ),
+        0 => writeln!(out, "{:<24}  no replays by this node are known since its start", ""),
         count => writeln!(
             out,
             "{:<24}  replayed {count} times by this node, the last time at {}",
@@ -211,7 +210,7 @@ fn events(life: &Value, key: &Value) -> Vec<(String, String)> {
         let claimed = format!("attempt {attempts} began (fence {fence})");
         events.push((text(attempt, "claimed_at"), claimed));
         let ended = match text(attempt, "state").as_str() {
-            "running" => format!("attempt {attempts} was passed over: its outcome never arrived"),
+            "running" => format!("attempt {attempts} was replaced: its outcome was not reported"),
             state => format!("attempt {attempts} was {state}"),
         };
         events.push((text(attempt, "ended_at"), ended));
@@ -268,7 +267,7 @@ mod tests {
         }));
         let order = [
             "attempt 1 began",
-            "passed over",
+            "was replaced",
             "attempt 2 began",
             "resolve by me",
             "201",

@@ -12,7 +12,7 @@ use http::Uri;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
-use onetake_core::{Clock, MessageId, SystemClock, SystemRng};
+use onetake_core::{Clock, ErrorChain, MessageId, SystemClock, SystemRng};
 use onetake_relay::{Relay, Sink, WebhookOptions, WebhookSink};
 use tokio_util::sync::CancellationToken;
 
@@ -87,10 +87,12 @@ impl Arguments {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
         let config = config::load_store(text.as_deref(), &name, std::env::vars(), overrides);
-        let config: StoreConfig = config.map_err(|error| Failed(error.to_string(), 2))?;
+        let config: StoreConfig =
+            config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
         runtime()?.block_on(async {
             let outbox = stores::open_outbox(&config).await;
-            operate::run(act, &*outbox.map_err(|error| Failed(error.to_string(), 3))?).await
+            operate::run(act, &*outbox.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?)
+                .await
         })
     }
 
@@ -99,7 +101,7 @@ impl Arguments {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, sink: self.sink, ..Overrides::default() };
         let config = config::load_relay(text.as_deref(), &name, std::env::vars(), overrides);
-        let config = config.map_err(|error| Failed(error.to_string(), 2))?;
+        let config = config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
         runtime()?.block_on(deliver(config)).map(|()| ExitCode::SUCCESS)
     }
 }
@@ -108,13 +110,13 @@ impl Arguments {
 /// destination.
 pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
     let config = config::load_relay(text, name, std::env::vars(), Overrides::default());
-    let config = config.map_err(|error| Failed(error.to_string(), 2))?;
+    let config = config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
     match &config.sink {
         SinkConfig::Nats { url, .. } => Ok(url.to_string()),
         SinkConfig::Webhook { url, .. } => {
             if is_https(url) {
                 let checked = Connector::check(&config.tls, &SystemClock);
-                checked.map_err(|error| Failed(error.to_string(), 2))?;
+                checked.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
             }
             Ok(host_of(url))
         }
@@ -129,12 +131,12 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
         Some(listen) => {
             let served =
                 serve_metrics(listen, config.token.clone(), Arc::clone(&clock), stop.clone());
-            Some(served.await.map_err(|error| Failed(error.to_string(), 3))?)
+            Some(served.await.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?)
         }
         None => None,
     };
     let outbox = stores::open_outbox(&config.store).await;
-    let outbox = outbox.map_err(|error| Failed(error.to_string(), 3))?;
+    let outbox = outbox.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?;
     let (sink, place) = sink(&config, &clock).await?;
     let (store, name) = (config.store.url.to_string(), sink.name());
     let relay = Relay::with(outbox, sink, clock, Arc::new(SystemRng), config.options);
@@ -145,14 +147,14 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     tokio::select! {
         () = running.as_mut() => {}
         signal = stop_signal() => {
-            tracing::info!(signal, "draining: deliveries in progress are finished");
+            tracing::info!(signal, "draining: no new deliveries are started");
             stop.cancel();
         }
     }
     tokio::select! {
         () = running => {}
         signal = stop_signal() => {
-            return Err(Failed(format!("stopped at once by a second {signal}"), 1));
+            return Err(Failed(format!("stopped immediately by a second {signal}"), 1));
         }
     }
     tracing::info!("drained");
@@ -179,13 +181,13 @@ async fn sink(
         }
         #[cfg(not(feature = "nats"))]
         SinkConfig::Nats { url, .. } => {
-            let what = "this build was made without NATS; build it with the feature `nats`";
+            let what = "this build does not support NATS; build onetake with the feature `nats`";
             Err(Failed(format!("relay.sink {url}: {what}"), 2))
         }
         SinkConfig::Webhook { url, secrets } => {
             let tls = is_https(url).then(|| config.tls.clone());
             let connector = Connector::new(tls, Arc::clone(clock));
-            let connector = connector.map_err(|error| Failed(error.to_string(), 3))?;
+            let connector = connector.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?;
             let client = Client::builder(TokioExecutor::new())
                 .pool_idle_timeout(IDLE_MAX)
                 .pool_timer(TokioTimer::new())

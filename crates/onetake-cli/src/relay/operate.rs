@@ -17,7 +17,7 @@ pub(super) async fn run(act: &Act, outbox: &dyn Outbox) -> Result<ExitCode, Fail
     match act {
         Act::Parked { limit } => list(outbox, Listed::Parked, usize::from(*limit)).await,
         Act::Failing { limit } => list(outbox, Listed::Failing, usize::from(*limit)).await,
-        Act::Retry { id } => done(outbox.retry(*id).await, *id, "is tried again"),
+        Act::Retry { id } => done(outbox.retry(*id).await, *id, "will be retried"),
         Act::Discard { id } => done(outbox.discard(*id).await, *id, "is deleted"),
     }
 }
@@ -58,7 +58,7 @@ fn line(parked: &ParkedMessage, listed: Listed) -> String {
     let at = at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
     let when = match listed {
         Listed::Parked => "since",
-        Listed::Failing => "tried again at",
+        Listed::Failing => "next try at",
     };
     let (topic, order) = (plain(&waiting.message.topic), plain(&waiting.message.order));
     let bytes = waiting.message.payload.len();
@@ -86,5 +86,5 @@ fn done(answer: Result<bool, StoreError>, id: MessageId, what: &str) -> Result<E
 }
 
 fn unanswered(error: StoreError) -> Failed {
-    Failed(format!("the outbox did not answer: {error}"), 3)
+    Failed(format!("the outbox cannot be read or changed: {error}"), 3)
 }

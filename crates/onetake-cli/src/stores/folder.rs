@@ -26,7 +26,8 @@ pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis
     let there = existing(folder)?;
     let mut findings = Vec::new();
     if there != std::path::absolute(folder)? {
-        let what = format!("it is not there yet; it will be made below {}", there.display());
+        let what =
+            format!("the folder does not exist yet; it will be created below {}", there.display());
         findings.push(Finding::fine(what));
     }
     let kind = filesystem(&there, &mut findings)?;
@@ -34,13 +35,13 @@ pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis
     let micros = took.as_micros();
     findings.push(if took < UNBELIEVABLE {
         Finding::weak(
-            format!("a durable write takes only {micros} µs, which is faster than any disk"),
-            "make sure that the disk, or the virtual machine's, does not ignore flushes",
+            format!("a durable write takes only {micros} µs, which is faster than a disk can be"),
+            "make sure that the disk, or the disk of the virtual machine, does not ignore flushes",
         )
     } else if took > SLOW {
         Finding::weak(
             format!("a durable write takes {micros} µs"),
-            "use a disk of this machine: every first request waits for two such writes",
+            "use a local disk: every first request waits for two such writes",
         )
     } else {
         Finding::fine(format!("a durable write takes {micros} µs"))
@@ -86,7 +87,7 @@ fn filesystem(folder: &Path, findings: &mut Vec<Finding>) -> io::Result<&'static
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let mib = free >> 20;
     findings.push(if free < FREE_BYTES_MIN {
-        let fix = "make room: a full disk refuses every first request";
+        let fix = "free some space: with a full disk, every first request is refused";
         Finding::weak(format!("{mib} MiB are free"), fix)
     } else {
         Finding::fine(format!("{mib} MiB are free"))
@@ -98,18 +99,18 @@ fn filesystem(folder: &Path, findings: &mut Vec<Finding>) -> io::Result<&'static
 
 #[cfg(target_os = "linux")]
 fn judge(folder: &Path) -> io::Result<(&'static str, Option<Finding>)> {
-    const TO_DISK: &str = "name a folder on a disk of this machine";
+    const TO_DISK: &str = "use a folder on a local disk";
     let kind = rustix::fs::statfs(folder)?.f_type;
     // Magic numbers of statfs(2).
     Ok(match u64::try_from(kind).unwrap_or_default() & 0xffff_ffff {
         0x0102_1994 | 0x8584_58f6 => {
-            let what = "the filesystem is in memory: everything in it is gone at a reboot";
+            let what = "the filesystem is in memory: a reboot deletes its contents";
             ("tmpfs", Some(Finding::broken(what, TO_DISK)))
         }
         0x6969 => ("NFS", Some(Finding::weak(REMOTE, TO_DISK))),
         0xff53_4d42 | 0xfe53_4d42 => ("SMB", Some(Finding::weak(REMOTE, TO_DISK))),
         0x794c_7630 => {
-            let what = "the folder is in a container's own layer: it is gone with the container";
+            let what = "the folder is in the writable layer of a container: it is deleted with the container";
             ("overlayfs", Some(Finding::weak(what, "mount a volume there")))
         }
         0xef53 => ("ext4", None),
@@ -122,7 +123,7 @@ fn judge(folder: &Path) -> io::Result<(&'static str, Option<Finding>)> {
 
 #[cfg(target_os = "linux")]
 const REMOTE: &str =
-    "the filesystem is on another machine: locks and durable writes depend on that machine";
+    "the filesystem is a network filesystem: locks and durable writes depend on another machine";
 
 #[cfg(not(target_os = "linux"))]
 fn judge(_: &Path) -> io::Result<(&'static str, Option<Finding>)> {
@@ -142,15 +143,15 @@ mod tests {
         let folder = parent.path().join("not/there/yet");
         let found = diagnose(&folder, &SystemClock).unwrap();
         assert!(found.server.contains("not/there/yet"), "{found:?}");
-        assert!(found.findings.iter().any(|finding| finding.what.contains("not there yet")));
+        assert!(found.findings.iter().any(|finding| finding.what.contains("does not exist yet")));
         assert!(found.findings.iter().any(|finding| finding.what.contains("MiB are free")));
         assert!(found.round_trip > Duration::ZERO);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0, "nothing was made");
         fs::write(parent.path().join("file"), "").unwrap();
         let error = diagnose(&parent.path().join("file/below"), &SystemClock).unwrap_err();
+        let error = onetake_core::ErrorChain(&error).to_string();
         assert!(
-            error.to_string().to_lowercase().contains("director")
-                || error.to_string().contains("not a folder"),
+            error.to_lowercase().contains("director") || error.contains("not a folder"),
             "{error}"
         );
     }
@@ -162,7 +163,7 @@ mod tests {
         if shm.is_dir() {
             let found = diagnose(shm, &SystemClock).unwrap();
             assert_eq!(found.worst(), Weight::Broken, "{found:?}");
-            assert!(found.findings[0].what.contains("gone at a reboot"), "{found:?}");
+            assert!(found.findings[0].what.contains("a reboot deletes"), "{found:?}");
         }
     }
 }

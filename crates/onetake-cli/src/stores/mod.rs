@@ -88,7 +88,7 @@ impl OpenStore {
 
 /// The error of a store that could not be used. It names the store, without its password.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {action} the store {url}: {source}")]
+#[error("cannot {action} the store {url}")]
 pub struct StoreFailed {
     action: &'static str,
     url: String,
@@ -122,7 +122,9 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
         StoreUrl::Redis(_) => "redis",
         StoreUrl::DynamoDb(_) => "dynamodb",
     };
-    let what = format!("this build was made without it; build it with the feature `{feature}`");
+    let what = format!(
+        "this build does not support this store; build onetake with the feature `{feature}`"
+    );
     failed(action, url)(what)
 }
 
@@ -171,7 +173,9 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     const OPEN: &str = "open";
     match &config.url {
         StoreUrl::Memory => {
-            tracing::warn!("the memory store forgets everything when this process ends");
+            tracing::warn!(
+                "the memory store loses all keys when this process ends: use it for tests only"
+            );
             Ok(OpenStore::local(MemoryStore::new(), 0))
         }
         StoreUrl::Embedded(folder) => {
@@ -239,8 +243,8 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
         #[cfg(not(feature = "sqlite"))]
         StoreUrl::Sqlite(_) => Err(left_out(OPEN, &config.url)),
         other => {
-            let what = "messages are written in the transaction that completes their operation, and only PostgreSQL \
-                        and SQLite have one to share: name such a store with --store URL";
+            let what = "only PostgreSQL and SQLite have an outbox: name such a store with --store \
+                        URL";
             Err(failed(OPEN, other)(what))
         }
     }
@@ -284,7 +288,7 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
             let to = migrated.to;
             Ok(match migrated.from {
                 None => format!("the schema was created, version {to}"),
-                Some(from) if from == to => format!("the schema has version {to} already"),
+                Some(from) if from == to => format!("the schema already has version {to}"),
                 Some(from) => format!("the schema was updated from version {from} to version {to}"),
             })
         }
@@ -294,7 +298,7 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
             let said = match change.map_err(failed(MIGRATE, url))? {
                 TableChange::Created => "the table was created",
                 TableChange::IndexAdded => "the missing index was added to the table",
-                TableChange::Nothing => "the table is there already",
+                TableChange::Nothing => "the table already exists",
             };
             Ok(said.to_owned())
         }
@@ -326,7 +330,7 @@ pub enum MigrationNaming {
 pub fn write_migrations(folder: &Path, naming: MigrationNaming) -> Result<String, String> {
     let shown = |path: &Path| path.display().to_string();
     std::fs::create_dir_all(folder)
-        .map_err(|error| format!("cannot make the folder {}: {error}", shown(folder)))?;
+        .map_err(|error| format!("cannot create the folder {}: {error}", shown(folder)))?;
     let mut said = String::new();
     for migration in onetake_stores::postgres::migrations() {
         let version = migration.version;
@@ -338,12 +342,12 @@ pub fn write_migrations(folder: &Path, naming: MigrationNaming) -> Result<String
         });
         match std::fs::read_to_string(&path) {
             Ok(found) if found == migration.sql => {
-                said += &format!("{} is there already\n", shown(&path));
+                said += &format!("{} already exists\n", shown(&path));
                 continue;
             }
             Ok(_) => {
                 return Err(format!(
-                    "{} is there already with another content: a migration that was applied must not change. \
+                    "{} already exists with other contents: an applied migration must not change. \
                      Choose another folder, or move the file away",
                     shown(&path)
                 ));
@@ -364,7 +368,8 @@ pub fn write_migrations(folder: &Path, naming: MigrationNaming) -> Result<String
 /// Always.
 #[cfg(not(feature = "postgres"))]
 pub fn write_migrations(_: &Path, _: MigrationNaming) -> Result<String, String> {
-    Err("this onetake was built without the feature `postgres`".to_owned())
+    Err("this build does not support PostgreSQL; build onetake with the feature `postgres`"
+        .to_owned())
 }
 
 /// What was looked at, and what was found.
@@ -447,10 +452,10 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
 /// The diagnosis of the memory store.
 fn forgetful() -> Diagnosis {
     let finding = Finding::broken(
-        "it forgets everything when the process ends: a retry after a restart runs again",
-        "use it for tests only; \"embedded:./onetake-data\" needs no server either",
+        "the memory store loses all keys when the process ends: a retry after a restart runs again",
+        "use it only for tests; \"embedded:./onetake-data\" needs no server either",
     );
-    Diagnosis::new("this process's own memory", Duration::ZERO, None, vec![finding])
+    Diagnosis::new("the memory of this process", Duration::ZERO, None, vec![finding])
 }
 
 /// Awaits a diagnosis, then closes the store.
@@ -503,8 +508,8 @@ async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
     drop(store.close().await);
     let diagnosis = diagnosis.unwrap_or_else(|error| {
         // A broken filter costs speed only, never safety (S11).
-        let fix = "repair it: until then every request reads PostgreSQL";
-        let finding = Finding::weak(format!("it does not respond: {error}"), fix);
+        let fix = "repair the Redis filter: until then, every request reads PostgreSQL";
+        let finding = Finding::weak(format!("the Redis filter does not respond: {error}"), fix);
         Diagnosis::new("unknown", Duration::ZERO, None, vec![finding])
     });
     Ok(Examined { role: "filter", url: filter.to_string(), diagnosis })
@@ -516,13 +521,13 @@ async fn open_filter(
     _: &ServerUrl,
     _: PostgresStore,
 ) -> Result<PostgresStore, StoreFailed> {
-    let what = "this build was made without filters; build it with the feature `filtered`";
+    let what = "this build does not support filters; build onetake with the feature `filtered`";
     Err(failed("open", filter)(what))
 }
 
 #[cfg(all(feature = "postgres", not(feature = "filtered")))]
 async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
-    let what = "this build was made without filters; build it with the feature `filtered`";
+    let what = "this build does not support filters; build onetake with the feature `filtered`";
     Err(failed("reach", filter)(what))
 }
 

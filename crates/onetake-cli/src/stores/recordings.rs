@@ -30,7 +30,8 @@ pub(super) async fn examine(config: &StoreConfig) -> Vec<Finding> {
     match found {
         Ok(found) => findings(config, &found),
         Err(error) => {
-            let what = format!("cannot find out which keys recordings need: {error}");
+            let what =
+                format!("cannot determine the encryption keys that recordings need: {error}");
             vec![Finding::weak(what, "try again")]
         }
     }
@@ -44,8 +45,9 @@ pub(super) async fn miss_keys(store: Arc<dyn Store>, configured: Vec<String>) {
     for (key, count) in found.by_key.iter().filter(|(key, _)| !configured.contains(key)) {
         tracing::error!(
             %key, count, all_counted = found.is_whole,
-            "recordings need an encryption key that is not in [secrets] encryption, so their retries are \
-             refused: put it back behind the key in use until they expire"
+            "recordings need an encryption key that is not in [secrets] encryption, so their \
+             retries are refused: add the key again after the key in use until these recordings \
+             expire"
         );
     }
 }
@@ -60,14 +62,14 @@ fn findings(config: &StoreConfig, found: &KeysInUse) -> Vec<Finding> {
         findings.push(if is_known {
             Finding::fine(what)
         } else if config.encryption.is_empty() {
-            let fix = "name the gateway's file with --config; if it has no such key, put it back";
-            Finding::weak(format!("{what}; and no key is configured here"), fix)
+            let fix = "name the gateway's file with --config; if the key is not in that file, add it again";
+            Finding::weak(format!("{what}; no encryption key is configured here"), fix)
         } else {
             let what =
-                format!("{what}; it is not in [secrets] encryption, so their retries are refused");
+                format!("{what}; the key is not in [secrets] encryption, so retries of these recordings are refused");
             Finding::broken(
                 what,
-                format!("put `{key}` back behind the key in use until they expire"),
+                format!("add `{key}` again after the key in use until these recordings expire"),
             )
         });
     }

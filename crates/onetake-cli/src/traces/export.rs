@@ -86,8 +86,8 @@ impl Export {
     /// Registers the counters, so that they are visible before the first span.
     pub(crate) fn register_metrics(&self) {
         if self.0.is_some() {
-            metrics::describe_counter!(EXPORTED, "Spans that the collector took.");
-            metrics::describe_counter!(DROPPED, "Spans that were dropped.");
+            metrics::describe_counter!(EXPORTED, "Spans accepted by the collector.");
+            metrics::describe_counter!(DROPPED, "Spans dropped.");
             metrics::counter!(EXPORTED).increment(0);
             metrics::counter!(DROPPED).increment(0);
         }

@@ -23,7 +23,7 @@ impl Export {
         if let Some(variable) = self.0 {
             tracing::warn!(
                 variable,
-                "no traces are exported: this build has no support for them; build it with `--features otlp`, or unset the variable"
+                "traces are not exported, because this build does not support them: build onetake with `--features otlp`, or unset the variable"
             );
         }
         Ok(())

@@ -146,7 +146,7 @@ impl Mood {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     tracing::warn!(
                         error,
-                        "traces cannot be sent, and are dropped until the collector accepts them (it must speak OTLP over HTTP, usually on port 4318)"
+                        "traces cannot be sent, and are dropped until the collector accepts them (it must support OTLP over HTTP, usually on port 4318)"
                     );
                 }
             }

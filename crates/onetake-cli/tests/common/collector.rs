@@ -1,5 +1,4 @@
 //! An OpenTelemetry collector that keeps all requests.
-#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

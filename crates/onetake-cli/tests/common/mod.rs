@@ -1,5 +1,23 @@
-//! A gateway in this process, as a target for the suites.
-#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
+//! Helpers of the test programs: a gateway in this process, as a target for the suites, and modules
+//! for the binary as a process and for services around it.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::allow_attributes,
+    reason = "not every program uses everything, and tests may panic"
+)]
+
+pub(crate) mod admin_api;
+pub(crate) mod blackbox;
+#[cfg(feature = "otlp")]
+pub(crate) mod collector;
+pub(crate) mod forward_auth_service;
+#[cfg(feature = "otlp")]
+pub(crate) mod log_secrecy;
+pub(crate) mod process;
+pub(crate) mod stolen_disk;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,6 +27,7 @@ use onetake_cli::gateway::Gateway;
 use onetake_cli::stores;
 use onetake_core::Store;
 use onetake_sim::blackbox::Target;
+use onetake_sim::servers::Postgres;
 
 /// A gateway that runs until it is dropped.
 pub(crate) struct InProcess {
@@ -52,6 +71,12 @@ impl Target for InProcess {
 pub(crate) fn store(url: &str) -> config::StoreConfig {
     let overrides = Overrides { store: Some(url.to_owned()), ..Overrides::default() };
     config::load_store(None, "test", std::iter::empty(), overrides).unwrap()
+}
+
+/// Creates a database with the store's tables on the server that this program's tests share.
+/// Returns its URL.
+pub(crate) async fn migrated_postgres() -> String {
+    Postgres::shared().await.migrated(migrated).await
 }
 
 /// Migrates the store, and returns its URL.

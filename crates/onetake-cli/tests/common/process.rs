@@ -1,5 +1,4 @@
 //! The binary as a process.
-#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -116,7 +116,7 @@ impl OnCluster {
 
     /// Waits until every primary has its replica, up to date.
     async fn is_whole(&self) {
-        until("the cluster is whole", async || {
+        until("the cluster serves all slots", async || {
             let nodes = self.cluster.nodes();
             let ok = nodes
                 .iter()

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 
 /// A database with an outbox, a broker, and the configuration of relays between them.
 struct World {
-    postgres: Postgres,
+    postgres: &'static Postgres,
     database: String,
     nats: Nats,
     folder: TempDir,
@@ -42,7 +42,7 @@ fn onetake(arguments: &[&str]) -> Output {
 
 impl World {
     async fn start(settings: &[&str]) -> Self {
-        let (postgres, nats) = (Postgres::start().await, Nats::start_with(settings).await);
+        let (postgres, nats) = (Postgres::shared().await, Nats::start_with(settings).await);
         let folder = tempfile::tempdir().unwrap();
         let url = postgres.database();
         let database = url.rsplit_once('/').unwrap().1.to_owned();
@@ -274,7 +274,7 @@ async fn operators_see_and_settle_what_is_parked() {
     let id = said.split_whitespace().next().unwrap();
     // The message fits now.
     world.sql("UPDATE onetake_outbox SET payload = '2/0/' WHERE state = 2");
-    assert_eq!(world.operate(&["retry", id]), (0, format!("{id} is tried again\n")));
+    assert_eq!(world.operate(&["retry", id]), (0, format!("{id} will be retried\n")));
     world.drained().await;
     assert_eq!(world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 1"), "5");
     assert_eq!(world.operate(&["retry", id]).0, 4);
@@ -293,9 +293,9 @@ async fn operators_see_and_settle_what_fails() {
         failing.contains("create one")
     })
     .await;
-    assert_eq!(failing.matches("  tried again at ").count(), 1, "the first one alone: {failing}");
+    assert_eq!(failing.matches("  next try at ").count(), 1, "the first one alone: {failing}");
     let id = failing.split_whitespace().next().unwrap();
-    assert_eq!(world.operate(&["retry", id]), (0, format!("{id} is tried again\n")));
+    assert_eq!(world.operate(&["retry", id]), (0, format!("{id} will be retried\n")));
     assert_eq!(world.operate(&["discard", id]), (0, format!("{id} is deleted\n")));
     let stream = world.stream().await;
     world.drained().await;

@@ -138,7 +138,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
 }
 
 fn lost() -> StoreError {
-    StoreError::new(StoreErrorKind::Indeterminate, "the store ended without an answer")
+    StoreError::new(StoreErrorKind::Indeterminate, "the store returned no result")
 }
 
 impl<T, R> BatchState<T, R> {

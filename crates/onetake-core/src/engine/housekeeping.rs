@@ -71,7 +71,7 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         Ok(found) => found,
         Err(error) => {
             engine.failed(&error);
-            tracing::warn!(%error, "abandoned operations could not be looked for");
+            tracing::warn!(%error, "searching for abandoned attempts failed; the next reaper run tries again");
             return 0;
         }
     };
@@ -100,11 +100,11 @@ pub(super) async fn audit(engine: &Inner, record: &Record) {
         engine.metrics.unknown.increment(1);
         tracing::warn!(
             %reference,
-            "an operation's lease and grace ended without a word from it: its outcome is unknown"
+            "the lease and grace of an attempt ended without a report: its outcome is unknown"
         );
     } else {
         engine.metrics.released.increment(1);
-        tracing::info!(%reference, "an operation's lease and grace ended, and it is rolled back");
+        tracing::info!(%reference, "the lease and grace of a transactional attempt ended: it is released, and its transaction can no longer commit");
     }
     let entry = AuditEntry {
         place: AuditPosition::new(engine.clock.now(), &*engine.rng),
@@ -114,11 +114,11 @@ pub(super) async fn audit(engine: &Inner, record: &Record) {
         ended: AuditResult::Done,
         before: "running".to_owned(),
         by: "reaper".to_owned(),
-        reason: "its lease and grace ended without a word from it".to_owned(),
+        reason: "the lease and grace ended without a report from the attempt".to_owned(),
     };
     // A failure here is only logged: the change is done, and the record itself holds the cause.
     if let Err(error) = engine.patiently(engine.store.audit(entry)).await {
-        tracing::warn!(%reference, %error, "what the reaper did could not be noted");
+        tracing::warn!(%reference, %error, "the audit entry of an expired lease could not be written");
     }
 }
 
@@ -135,7 +135,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
                     if swept.unknown > 0 {
                         tracing::warn!(
                             count = swept.unknown,
-                            "keys expired whose outcome nobody ever knew"
+                            "keys expired with an unknown outcome: a retry of them runs the operation again"
                         );
                     }
                     if !swept.more || !rest(&engine, plan.sweep_pause).await {
@@ -144,7 +144,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
                 }
                 Err(error) => {
                     engine.failed(&error);
-                    tracing::warn!(%error, "expired keys could not be swept; it is tried again");
+                    tracing::warn!(%error, "the sweep of expired keys failed; it is tried again");
                     break;
                 }
             }

@@ -87,17 +87,20 @@ impl Inner {
         }
         let count = unwritten.len();
         let Some(journal) = self.journal.get() else {
-            tracing::error!(count, "outcomes could not be written: they are unknown from now on");
+            tracing::error!(
+                count,
+                "outcomes could not be saved, and there is no journal: they are lost, and their keys become unknown"
+            );
             return;
         };
         match journal.keep(unwritten).await {
             Ok(()) => tracing::warn!(
                 count,
-                "outcomes could not be written; they wait in the journal for the next start"
+                "outcomes could not be saved to the store; the journal keeps them for the next start"
             ),
             Err(error) => tracing::error!(
                 count, %error,
-                "outcomes could be written neither to the store nor to the journal: they are unknown from now on"
+                "outcomes could be saved neither to the store nor to the journal: they are lost, and their keys become unknown"
             ),
         }
     }
@@ -113,7 +116,7 @@ async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
         match finish(&engine, &*journal, &mut left).await {
             Ok(()) => pause = LOOK_EVERY,
             Err(error) => {
-                tracing::warn!(%error, "what the journal kept could not be settled yet; it is tried again");
+                tracing::warn!(%error, "outcomes in the journal could not be settled yet; this is tried again");
                 pause = (pause * 2).min(PAUSE_MAX);
             }
         }
@@ -163,7 +166,7 @@ async fn finish(
                 Err(error) if error.kind() == StoreErrorKind::Invalid => {
                     tracing::error!(
                         reference = %settlement.id.reference(), %error,
-                        "an outcome from the journal is refused by the store"
+                        "the store refused an outcome from the journal"
                     );
                     is_refused = true;
                 }
@@ -177,10 +180,7 @@ async fn finish(
             (true, _) => {}
             (false, true) => drop(left.insert(name)), // The next start tries it again.
             (false, false) => match journal.let_go(name).await {
-                Ok(()) => tracing::info!(
-                    count,
-                    "outcomes that an earlier process could not write are settled"
-                ),
+                Ok(()) => tracing::info!(count, "outcomes from the journal were settled"),
                 Err(error) => drop(unsettled.get_or_insert(error)),
             },
         }
@@ -192,7 +192,7 @@ async fn finish(
 fn report(settlement: &Settlement, current: Option<&Record>) {
     if settlement.transition == Transition::Release {
         // The attempt had no effect, so nothing is lost.
-        tracing::debug!(reference = %settlement.id.reference(), "there was nothing to release");
+        tracing::debug!(reference = %settlement.id.reference(), "a release from the journal found nothing to release");
         return;
     }
     let stands = current.map_or("forgotten", |record| record.state.name());
@@ -204,11 +204,11 @@ fn report(settlement: &Settlement, current: Option<&Record>) {
         _ => false,
     };
     if is_ours {
-        tracing::info!(%reference, "an outcome from the journal is recorded already");
+        tracing::info!(%reference, "an outcome from the journal was already recorded");
         return;
     }
     tracing::error!(
         %reference, stands,
-        "an outcome from the journal changes nothing: the key was settled otherwise meanwhile"
+        "an outcome from the journal was not recorded: the key has another outcome, or was forgotten"
     );
 }

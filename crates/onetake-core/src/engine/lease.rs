@@ -55,7 +55,7 @@ struct Flying {
 /// The error for a lease with too little time left to start: the key may be granted to another
 /// attempt at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the lease is over, or about to be")]
+#[error("the lease has ended, or is about to end")]
 pub struct LeaseLost;
 
 /// The result of a settlement.
@@ -334,7 +334,7 @@ async fn settle(
                 engine.metrics.stale.increment(1);
                 tracing::warn!(
                     reference = %lease_state.id.reference(),
-                    "a late settlement changed nothing: another attempt owns the key, or it is settled"
+                    "a late settlement was ignored: another attempt owns the key, or the key is already settled"
                 );
                 // The record may belong to a later use of the expired key, with another payload
                 // (S9).
@@ -374,14 +374,14 @@ async fn settle(
             engine.metrics.unknown.increment(1);
             tracing::warn!(
                 reference = %lease_state.id.reference(), %cause,
-                "an operation's outcome is unknown: somebody should look at it"
+                "the outcome of an operation is unknown: find out what happened, then settle the key with `onetake keys`"
             );
         }
         (Transition::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
             engine.metrics.unknown.increment(1);
             tracing::error!(
                 reference = %lease_state.id.reference(), route = %record.origin.route,
-                "an operation that completes in its own transaction ended without finishing it: its effects may be there, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit it through InTransaction"
+                "a transactional operation ended without finishing its transaction: it may have had its effects, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit the transaction through InTransaction"
             );
         }
         (Transition::Release | Transition::Unknown(_), Settling::Recorded(_)) => {
@@ -406,13 +406,13 @@ fn completed_itself(record: &Record, settlement: &Settlement) -> bool {
 fn without_outcome() -> Failure {
     Failure {
         code: "no_outcome".to_owned(),
-        detail: "it ended without an outcome, and had no effect".to_owned(),
+        detail: "the attempt ended without an outcome and had no effect".to_owned(),
     }
 }
 
 fn report(lease_state: &LeaseState, error: &StoreError) {
     tracing::warn!(
         reference = %lease_state.id.reference(), %error,
-        "an outcome could not be made durable yet; it is tried again"
+        "an outcome could not be saved yet; this is tried again"
     );
 }

@@ -81,7 +81,7 @@ pub(super) fn release(engine: &Arc<Inner>, id: RecordId, attempt: AttemptId) {
             biased;
             () = own.stopped.cancelled() => own.could_not_settle(release.clone()),
             () = given_up.cancelled() => {
-                tracing::warn!(reference = %id.reference(), "too many claims are lost: the oldest is not released");
+                tracing::warn!(reference = %id.reference(), "too many claims without a response from the store: the oldest one is no longer tracked, and its key may become unknown");
             }
             () = until_settled(&own, &release) => {}
         }
@@ -103,7 +103,12 @@ async fn until_settled(engine: &Arc<Inner>, release: &Settlement) {
                 if record.terms.on_unknown == OnUnknown::Rollback {
                     let Record { id, attempt, fence, .. } = *record;
                     let attempt = Attempt { id, attempt, fence };
-                    note_untried(engine, attempt, "engine", "the answer to its claim was lost");
+                    note_untried(
+                        engine,
+                        attempt,
+                        "engine",
+                        "the store's response to the claim was lost",
+                    );
                 }
                 return;
             }

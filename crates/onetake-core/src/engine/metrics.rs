@@ -69,35 +69,47 @@ pub(crate) const INTERVENTIONS: &str = "onetake_interventions_total";
 
 const COUNTERS: [(&str, &str); 17] = [
     ("onetake_executed_total", "Operations that were started."),
-    ("onetake_replayed_total", "Retries that were answered from a recording."),
-    ("onetake_in_flight_refused_total", "Attempts that were told that another one runs."),
-    ("onetake_wait_timeouts_total", "Waiters that gave up."),
-    ("onetake_mismatches_total", "Other payloads under a known key."),
+    ("onetake_replayed_total", "Retries answered from a recording."),
+    (
+        "onetake_in_flight_refused_total",
+        "Requests refused because an attempt with the same key was running.",
+    ),
+    (
+        "onetake_wait_timeouts_total",
+        "Requests that waited for a running attempt until wait_timeout.",
+    ),
+    (
+        "onetake_mismatches_total",
+        "Requests refused because their key was used with another payload.",
+    ),
     ("onetake_unknown_total", "Attempts whose outcome became unknown."),
-    ("onetake_unknown_answers_total", "Retries that were refused because of an unknown outcome."),
+    ("onetake_unknown_answers_total", "Retries refused because of an unknown outcome."),
     ("onetake_unknown_expired_total", "Keys that expired with an unknown outcome."),
-    ("onetake_released_total", "Attempts that had no effect."),
-    ("onetake_stale_settlements_total", "Late settlements that changed nothing."),
-    ("onetake_overloaded_total", "Attempts that were refused because too many were under way."),
-    ("onetake_store_errors_total", "Errors of the store."),
-    ("onetake_bypassed_total", "Operations that ran unrecorded because the store was away."),
-    ("onetake_outcomes_pending_total", "Outcomes that could not be made durable in time."),
+    ("onetake_released_total", "Attempts released because they had no effect."),
+    ("onetake_stale_settlements_total", "Late settlements that were ignored."),
+    ("onetake_overloaded_total", "Operations refused because too many were running."),
+    ("onetake_store_errors_total", "Errors returned by the store."),
+    (
+        "onetake_bypassed_total",
+        "Operations that ran without a record because the store was unreachable (fail-open).",
+    ),
+    ("onetake_outcomes_pending_total", "Outcomes that could not be saved in time."),
     ("onetake_swept_total", "Expired records that were deleted."),
-    (RECONCILED, "Asks what became of an unknown attempt, by what was found."),
-    (INTERVENTIONS, "Changes that operators made by hand."),
+    (RECONCILED, "Reconciliations of unknown attempts, by result."),
+    (INTERVENTIONS, "Operator actions on keys, by action and result."),
 ];
 
 fn describe() {
     for (name, what) in COUNTERS {
         describe_counter!(name, what);
     }
-    describe_gauge!("onetake_running", "Operations that run now.");
-    describe_gauge!("onetake_waiting", "Callers that wait now.");
+    describe_gauge!("onetake_running", "Running operations.");
+    describe_gauge!("onetake_waiting", "Requests that wait for a running attempt.");
     describe_gauge!(
         "onetake_lost_claims",
-        "Claims whose answer was lost, to be released if they land."
+        "Claims without a response from the store, which are released if the store has recorded them."
     );
-    describe_histogram!("onetake_store_seconds", "Time of one write to the store.");
+    describe_histogram!("onetake_store_seconds", "Duration of one write to the store.");
     describe_histogram!("onetake_batch_size", "Items in one write to the store.");
 }
 

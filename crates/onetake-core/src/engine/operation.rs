@@ -316,7 +316,7 @@ pub struct Attempt {
 #[non_exhaustive]
 pub enum EngineError {
     /// The store did not answer.
-    #[error("the store is not available: {0}")]
+    #[error(transparent)]
     Store(#[from] StoreError),
     /// The maximum number of operations is running.
     #[error("too many operations are running at once")]
@@ -342,6 +342,6 @@ impl EngineError {
 
     /// Returns the error of a store that did not answer in time.
     pub(super) fn no_answer() -> Self {
-        StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()
+        StoreError::new(StoreErrorKind::Unavailable, "the store did not respond in time").into()
     }
 }

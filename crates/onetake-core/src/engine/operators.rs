@@ -279,7 +279,7 @@ impl Inner {
         let settled = settled?;
         if let Err(error) = noted {
             // The action is done, and the audit log says that it was requested.
-            tracing::warn!(%error, "how an intervention ended could not be noted");
+            tracing::warn!(%error, "the result of an operator action could not be written to the audit log");
         }
         Ok(match settled {
             Settled::Done { record, .. } => Intervened::Done(record),
@@ -311,7 +311,7 @@ impl Inner {
     }
 
     fn not_in_time() -> StoreError {
-        StoreError::new(StoreErrorKind::Indeterminate, "the store does not answer in time")
+        StoreError::new(StoreErrorKind::Indeterminate, "the store did not respond in time")
     }
 }
 
@@ -376,7 +376,7 @@ mod tests {
             let first = entries.last().unwrap();
             assert_eq!(
                 (&*first.before, &*first.reason),
-                ("unknown: it took longer than it was allowed to", "the bank says so")
+                ("unknown: it exceeded its time limit", "the bank says so")
             );
         }
     }

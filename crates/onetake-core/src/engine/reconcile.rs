@@ -140,7 +140,7 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Reconcile
         Ok(due) => due,
         Err(error) => {
             engine.failed(&error);
-            tracing::warn!(%error, "what is unknown could not be looked for; it is tried again");
+            tracing::warn!(%error, "searching for unknown outcomes failed; this is tried again");
             return 0;
         }
     };
@@ -152,7 +152,7 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Reconcile
             one(engine, reconciler, lost).await.unwrap_or_else(|error| {
                 tracing::warn!(
                     reference = %lost.id.reference(), %error,
-                    "an unknown outcome could not be settled; it is tried again"
+                    "an unknown outcome could not be reconciled; this is tried again"
                 );
                 false
             })
@@ -204,7 +204,7 @@ async fn one(
     let Some(inquiry) = inquiry else {
         tracing::warn!(
             reference = %record.id.reference(), route = &*record.origin.route,
-            "nobody here can ask what became of an operation: its route has no reconciler any more"
+            "an unknown outcome cannot be reconciled on this node: its route has no reconciler any more"
         );
         return Ok(true);
     };
@@ -217,7 +217,8 @@ async fn one(
     }
     let found = if is_early {
         ReconcileAnswer::NotAsked(
-            "nobody may be asked before the key expires: it is kept for too short".to_owned(),
+            "the key expires before the first reconciliation is due: raise the ttl of the route"
+                .to_owned(),
         )
     } else {
         ask(engine, reconciler, &record, inquiry).await
@@ -241,7 +242,7 @@ fn never_told(inquiry: Inquiry, why: &str) -> Failure {
     Failure {
         code: "not_reconciled".to_owned(),
         detail: format!(
-            "nobody could tell what became of it within {:?}; the last answer: {why}",
+            "the outcome could not be reconciled within {:?}; last result: {why}",
             inquiry.limit
         ),
     }
@@ -321,7 +322,7 @@ async fn ask(
             found.unwrap_or_else(|_| ReconcileAnswer::Unclear("the reconciler panicked".to_owned()))
         }
         () = engine.clock.sleep(inquiry.timeout) => {
-            ReconcileAnswer::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
+            ReconcileAnswer::Unclear(format!("no response within {:?}", inquiry.timeout))
         }
     }
 }
@@ -335,14 +336,14 @@ async fn settle(
     let (word, action, reason) = match found {
         ReconcileAnswer::Unclear(why) | ReconcileAnswer::NotAsked(why) => {
             metrics::counter!(RECONCILED, "found" => "unclear").increment(1);
-            tracing::warn!(%reference, %why, "it is still unknown what became of an operation");
+            tracing::warn!(%reference, %why, "the outcome of an operation is still unknown after a reconciliation");
             return Ok(());
         }
         ReconcileAnswer::Completed(recording) => {
-            ("completed", OperatorAction::Resolve(recording), "its outcome was found".to_owned())
+            ("completed", OperatorAction::Resolve(recording), "the outcome was found".to_owned())
         }
         ReconcileAnswer::NotExecuted => {
-            ("released", OperatorAction::Release, "it was not executed".to_owned())
+            ("released", OperatorAction::Release, "the operation was not executed".to_owned())
         }
         ReconcileAnswer::Failed(failure) => {
             let reason = failure.detail.clone();
@@ -356,7 +357,9 @@ async fn settle(
             metrics::counter!(RECONCILED, "found" => word).increment(1);
             tracing::info!(%reference, found = word, "an unknown outcome was settled");
         }
-        _ => tracing::info!(%reference, "an unknown outcome was settled by somebody else"),
+        _ => {
+            tracing::info!(%reference, "an unknown outcome was settled by another node or an operator")
+        }
     }
     Ok(())
 }

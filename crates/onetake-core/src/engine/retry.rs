@@ -93,9 +93,9 @@ pub(super) async fn roll_back(
     let rolled_back = tokio::select! {
         biased;
         rolled_back = AssertUnwindSafe(async { (hook.0)(Again { attempt, earlier }).await }).catch_unwind() => {
-            rolled_back.unwrap_or_else(|_| Err("it panicked".to_owned()))
+            rolled_back.unwrap_or_else(|_| Err("the rollback panicked".to_owned()))
         }
-        () = engine.inner.clock.sleep(run_max) => Err(format!("it took longer than {run_max:?}")),
+        () = engine.inner.clock.sleep(run_max) => Err(format!("the rollback took longer than {run_max:?}")),
     };
     let Err(why) = rolled_back else {
         // The duration of the hook does not count for the operation.
@@ -104,7 +104,7 @@ pub(super) async fn roll_back(
     };
     tracing::error!(
         reference = %lease.id().reference(), %why,
-        "what an earlier attempt left half done could not be rolled back: it does not run again yet"
+        "the effects of an earlier attempt could not be rolled back: the operation does not run again yet"
     );
     let cause = Cause::Reported(format!("an earlier attempt could not be rolled back: {why}"));
     Ok(match lease.unknown(cause).await {

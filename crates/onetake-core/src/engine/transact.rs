@@ -21,12 +21,12 @@ pub enum NotDone<E> {
     #[error("{0}")]
     Work(E),
     /// The work panicked or took too long, and its transaction was rolled back.
-    #[error("the operation was interrupted, and rolled back")]
+    #[error("the operation panicked or timed out, and its transaction was rolled back")]
     Interrupted,
     /// The work returned success, but its completion is not in the store: the transaction was never finished, or it
     /// was not committed. Its effects may be there, so its key is not released: it never runs again.
     #[error(
-        "the operation returned success, but its transaction was not finished or not committed: its outcome is not known"
+        "the operation returned success, but its transaction was not finished or not committed: its outcome is unknown"
     )]
     NotCommitted,
 }

@@ -137,7 +137,7 @@ async fn work_that_panics_is_not_tried_for_ever() {
         match (retry, running.await.unwrap()) {
             (None, Err(JobError::Unknown(_))) => {}
             (Some(_), Err(JobError::Failed(failure))) => {
-                assert_eq!(failure.detail, "it was tried 3 times and never succeeded");
+                assert_eq!(failure.detail, "it failed 3 times and is not tried again");
             }
             (_, other) => panic!("{other:?}"),
         }
@@ -173,7 +173,7 @@ async fn a_result_of_another_type_is_refused_without_its_value() {
     let world = World::new();
     world.run(world.job(1), 0).await.unwrap();
     let other = world.job(1).run(|_| async { Ok::<u32, String>(1) }).await.unwrap_err();
-    assert_eq!(other.to_string(), "the recorded result is no u32: line 1, column 0");
+    assert_eq!(other.to_string(), "the recorded result is not a valid u32: line 1, column 0");
 }
 
 #[tokio::test]

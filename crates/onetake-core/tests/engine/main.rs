@@ -2,18 +2,23 @@
 //! memory.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-mod bounds;
-mod decisions;
-mod housekeeping;
+mod conformance;
+mod decision_boundaries;
+mod deliberate_bugs;
+mod expired_and_forgotten_keys;
 mod inbox;
 mod jobs;
-mod journal;
-mod key_lives;
+mod journal_replay;
 mod late_claims;
-mod lease_start;
-mod renewal;
+mod lease_check_at_start;
+mod lease_renewal;
+mod limits;
+mod operator_races;
+mod reaper_and_sweeper;
+mod store_call_timing;
 mod store_faults;
-mod traffic;
+mod tasks_per_operation;
+mod unknown_outcomes;
 mod waiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -79,7 +79,7 @@ fn found<Res>(shared: &LayerState, record: &Arc<Record>) -> Response<ResponseBod
         Some(Answer::Unknown(unknown)) if record.terms.on_unknown.runs_again() => Problem::new(
             Code::PreviousAttemptFailed,
             format!(
-                "Its outcome is not known: {}. A retry with the same key runs it again.",
+                "The outcome of the operation is unknown: {}. A retry with the same key runs it again.",
                 unknown.part()
             ),
         ),
@@ -87,7 +87,7 @@ fn found<Res>(shared: &LayerState, record: &Arc<Record>) -> Response<ResponseBod
         None if matches!(record.state, State::Running { .. }) => return running(id, None),
         None => Problem::new(
             Code::PreviousAttemptFailed,
-            "It ended without an outcome, and nothing of it is left. A retry with the same key runs it again.",
+            "The operation ended without an outcome and had no effect. A retry with the same key runs it again.",
         ),
     };
     told(problem, Some(id))
@@ -103,14 +103,14 @@ fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Re
 fn not_found() -> Problem {
     Problem::new(
         Code::OperationNotFound,
-        "There is no operation with this handle, it is not yours, or its outcome has expired.",
+        "No operation with this handle was found for your credential, or its outcome has expired.",
     )
 }
 
 fn unavailable() -> Problem {
     Problem::new(
         Code::StoreUnavailable,
-        "The store that remembers keys does not answer, so it cannot be told what became of the operation. Ask again.",
+        "The idempotency store is unavailable, so the operation cannot be looked up. Request it again after Retry-After.",
     )
     .retry_after(2)
 }

@@ -28,10 +28,13 @@ where
     let data = match read {
         Ok(BodyRead::Whole { data, .. }) => data,
         Ok(BodyRead::TooLarge { .. }) => {
-            let detail = format!("The body has more than {} bytes.", issued::BODY_MAX);
+            let detail = format!(
+                "The body has more than {} bytes. Send only the method and path that the key is for.",
+                issued::BODY_MAX
+            );
             return Problem::new(Code::RequestBodyTooLarge, detail).into_response(None);
         }
-        Err(_) => return incomplete("broke off").into_response(None),
+        Err(_) => return incomplete("ended early").into_response(None),
     };
     let wanted = match issued::wanted(&data) {
         Ok(wanted) => wanted,
@@ -41,8 +44,10 @@ where
     let policy = policy
         .filter(|policy| policy.key.source == KeySource::Issued && policy.is_keyed(&wanted.method));
     let Some(policy) = policy else {
-        let detail =
-            "No route takes issued keys for this method and path (key = { from = \"issued\" }).";
+        tracing::debug!(
+            "a key was requested for a method and path without a route that has key = {{ from = \"issued\" }}"
+        );
+        let detail = "No route accepts issued keys for this `method` and `path`. Check both, or create the key yourself.";
         return Problem::new(Code::RequestBodyInvalid, detail).into_response(None);
     };
     match policy.tenant.resolve(parts, &**clock).await {

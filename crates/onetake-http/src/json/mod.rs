@@ -136,7 +136,7 @@ impl Default for Limits {
 ///
 /// It never holds a part of a value, because bodies are secret and errors are logged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not acceptable JSON at byte {offset} (line {line}, column {column}): {kind}")]
+#[error("invalid JSON at byte {offset} (line {line}, column {column}): {kind}")]
 #[non_exhaustive]
 pub struct JsonError {
     /// The kind of mistake.
@@ -163,25 +163,25 @@ pub enum JsonErrorKind {
     #[error("the bytes are not UTF-8")]
     NotUtf8,
     /// The body starts with a byte order mark.
-    #[error("the body starts with a byte order mark; leave it out")]
+    #[error("the body starts with a byte order mark; remove it")]
     ByteOrderMark,
     /// A string holds a control character that is not escaped.
     #[error("a control character in a string must be escaped")]
     ControlCharacter,
     /// A `\u` escape names one half of a surrogate pair, which is not a character.
-    #[error("an escape names half a surrogate pair; both halves are needed, high before low")]
+    #[error("a \\u escape is one half of a surrogate pair; write both halves, the high one first")]
     LoneSurrogate,
     /// Arrays and objects are nested deeper than this number of levels.
-    #[error("arrays and objects nest more than {0} levels deep")]
+    #[error("arrays and objects are nested more than {0} levels deep")]
     TooDeep(usize),
     /// An object has two members with the same name. The upstream could use either of them.
-    #[error("two members of the object at {object:?} have the same name; send each name once")]
+    #[error("two members of the object at {object:?} have the same name; send each member once")]
     DuplicateMember {
         /// The JSON pointer of the object (`""` is the whole body), cut after 256 bytes.
         object: String,
     },
     /// A number needs an exponent of more than 64 bits.
-    #[error("the exponent of a number does not fit into 64 bits")]
+    #[error("the exponent of a number does not fit in 64 bits")]
     ExponentOverflow,
 }
 

@@ -250,7 +250,7 @@ impl Position<'_> {
             Some(b'n') => '\n',
             Some(b'r') => '\r',
             Some(b't') => '\t',
-            _ => return Err(self.expected("one of \" \\ / b f n r t u behind a backslash")),
+            _ => return Err(self.expected("one of \" \\ / b f n r t u after a backslash")),
         };
         self.skip(1);
         Ok(char)
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_place_and_what_was_expected() {
-        let place = "not acceptable JSON at byte 9 (line 2, column 7): expected a value";
+        let place = "invalid JSON at byte 9 (line 2, column 7): expected a value";
         assert_eq!(refused("{\n \"é\": s3cret}").to_string(), place);
         let early = r#"| |"|{|[|[1|[1,|{"a"|{"a":|{"a":1|{"a":1,|"\|"\u00|-|1.|1e"#;
         for body in early.split('|') {

@@ -180,8 +180,8 @@ pub enum PointerError {
     },
     /// The text has a tilde that escapes nothing.
     #[error(
-        "the JSON pointer {pointer:?} has a \"~\" without 0 or 1 behind it; inside a name write \
-         \"~0\" for \"~\" and \"~1\" for \"/\""
+        "the JSON pointer {pointer:?} has a \"~\" that is not followed by 0 or 1; inside a name \
+         write \"~0\" for \"~\" and \"~1\" for \"/\""
     )]
     BadTilde {
         /// The text as given.

@@ -10,6 +10,7 @@ use crate::fingerprint::FingerprintMode;
 use crate::memo::MemoField;
 use crate::policy::{InFlight, KeyFormat, KeySource, Mistake, OnStoreDown, Policy, Preset};
 use crate::problem::{Dialect, ProblemStatuses};
+use crate::routes::{PathCase, TrailingSlash};
 use crate::status::{Disposition, StatusPattern};
 use crate::tenant::Tenant;
 use crate::text::{TextError, TextOr};
@@ -54,6 +55,21 @@ impl Policy {
     #[must_use]
     pub fn methods<M: TextOr<Method>>(mut self, methods: impl IntoIterator<Item = M>) -> Self {
         self.methods = Some(self.read_all("methods", methods));
+        self
+    }
+
+    /// Sets whether letter case counts in the path of the route. It has no effect without a route.
+    #[must_use]
+    pub fn path_case(mut self, case: PathCase) -> Self {
+        self.paths.case = case;
+        self
+    }
+
+    /// Sets whether a slash at the end counts in the path of the route. It has no effect without a
+    /// route.
+    #[must_use]
+    pub fn trailing_slash(mut self, slash: TrailingSlash) -> Self {
+        self.paths.trailing_slash = slash;
         self
     }
 
@@ -267,7 +283,7 @@ impl Policy {
             if self.listed.0.iter().any(|entry| other(&entry)) {
                 let error = TextError::new(
                     &pattern.to_string(),
-                    "another list has it too",
+                    "the status is also in another list",
                     "keep it in one of `record`, `release` and `mark_unknown`",
                 );
                 self.mistakes.push(Mistake::of_text(list, error));

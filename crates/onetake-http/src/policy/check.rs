@@ -110,8 +110,8 @@ impl PolicyError {
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.mistakes.len() {
-            1 => f.write_str("the policy of the layer has 1 mistake:")?,
-            count => write!(f, "the policies of the layer have {count} mistakes:")?,
+            1 => f.write_str("the policy of the layer has 1 error:")?,
+            count => write!(f, "the policies of the layer have {count} errors:")?,
         }
         self.mistakes.iter().try_for_each(|mistake| write!(f, "\n\n{mistake}"))
     }
@@ -141,14 +141,14 @@ impl Policy {
     fn check_key(&self, found: &mut Vec<Mistake>) {
         let KeyPolicy { source, format, min_length, .. } = &self.key;
         if self.needs_tenant() {
-            let what = "keys from the body can be guessed, so their tenant must be named";
-            let fix = "name the tenant: \"credential\", \"public\", or a header such as X-Account";
+            let what = "keys from the body can be guessed, so the policy must name the tenant";
+            let fix = "set the tenant to \"credential\", \"public\", or a header such as X-Account";
             found.push(Mistake::new("tenant", what, fix));
         }
         if let KeySource::Derive(parts) = source
             && !(1..=PARTS_MAX).contains(&parts.len())
         {
-            let what = "a key is derived from 1 to 16 members of the body";
+            let what = "a derived key needs 1 to 16 members of the body";
             let fix = "name the members that make the operation unique, such as \"/order_id\"";
             found.push(Mistake::new("key", what, fix).value(format!("{} members", parts.len())));
         }
@@ -156,19 +156,19 @@ impl Policy {
         if *source != KeySource::Header
             && (*format != KeyFormat::Any || *min_length != default.min_length)
         {
-            let what = "`format` and `min_length` are for keys from the header";
-            let fix = "leave them out, or take the key from the header";
+            let what = "`format` and `min_length` apply only to keys from the header";
+            let fix = "remove them, or take the key from the header";
             found.push(Mistake::new("key", what, fix));
         }
         if !(1..=255).contains(min_length) {
-            let what = "a key has 1 to 255 characters";
-            let fix = "write a number from 1 to 255, such as 16";
+            let what = "the minimum length of a key must be from 1 to 255";
+            let fix = "set a number from 1 to 255, such as 16";
             found.push(Mistake::new("key", what, fix).value(min_length.to_string()));
         }
         let never = self.methods.iter().flatten().find(|method| NEVER_KEYED.contains(method));
         if let Some(method) = never {
-            let what = format!("{method} is never keyed: such requests pass through untouched");
-            let fix = "leave it out; POST, PUT, PATCH and DELETE can be keyed";
+            let what = format!("{method} requests are never keyed: they pass through unchanged");
+            let fix = "remove it; only POST, PUT, PATCH and DELETE can be keyed";
             found.push(Mistake::new("methods", what, fix));
         }
     }
@@ -180,28 +180,31 @@ impl Policy {
         }
         for name in &self.fingerprint.headers {
             if CHANGING_HEADERS.contains(&name.as_str()) {
-                let what =
-                    "it changes from one attempt to the next, so that every retry would be refused";
-                let mistake = Mistake::new("fingerprint_headers", what, "leave it out");
+                let what = "the header changes with each attempt, so every retry would be refused";
+                let mistake = Mistake::new("fingerprint_headers", what, "remove it");
                 found.push(mistake.value(name.as_str()));
             }
         }
         if matches!(&self.fingerprint.mode, FingerprintMode::Json(Selection::Include(all)) if all.is_empty())
         {
-            let what =
-                "no member of the body counts, so that any two bodies would be the same request";
+            let what = "no member of the body is compared, so any two bodies would count as the same request";
             found.push(Mistake::new("fingerprint", what, "name at least one, such as \"/amount\""));
         }
         let is_long = |len| len > LIMITS_MAX;
         if is_long(self.velocity.len()) || self.velocity.iter().any(|it| is_long(it.by.len())) {
-            let what = "a route has up to 8 limits, each by up to 8 values";
+            let what = "a route can have at most 8 limits, each by at most 8 values";
             found.push(Mistake::new("velocity", what, "remove some of them"));
+        }
+        if !self.velocity.is_empty() && !self.key.required {
+            let what = "the route does not require a key, and a request without one is not counted: leaving out the key would get around the limit";
+            let fix = "require a key beside it: key = { required = true } in the file, .key_required() in Rust";
+            found.push(Mistake::new("velocity", what, fix));
         }
         let statuses = &self.statuses;
         let is_error = |status: &StatusCode| (400..=599).contains(&status.as_u16());
         for status in [statuses.mismatch, statuses.in_flight, statuses.wait_timeout] {
             if let Some(status) = status.filter(|status| !is_error(status)) {
-                let what = "not the status of an error";
+                let what = "not an error status";
                 let fix = "write a status from 400 to 599";
                 found.push(Mistake::new("statuses", what, fix).value(status.as_str()));
             }
@@ -215,15 +218,14 @@ impl Policy {
             ("upstream_timeout", self.upstream_timeout),
         ];
         for (option, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
-            let what = "it is zero, so that no operation could run once";
-            found.push(Mistake::new(option, what, "write a longer time"));
+            let what = "the duration is zero, so no operation could run";
+            found.push(Mistake::new(option, what, "set a longer duration"));
         }
         let needed = self.reconcile_ttl_min(Duration::ZERO, Duration::ZERO);
         if self.terms.on_unknown == OnUnknown::Reconcile && self.terms.ttl < needed {
-            let what = "keys are kept for less than twice upstream_timeout and grace: nobody would be asked in time";
-            let fix = format!(
-                "write a ttl of {needed:?} or more, or a shorter upstream_timeout or grace"
-            );
+            let what = "the key would expire before its outcome can be reconciled: ttl is less than twice upstream_timeout plus grace";
+            let fix =
+                format!("set a ttl of {needed:?} or more, or a shorter upstream_timeout or grace");
             found.push(Mistake::new("ttl", what, fix).value(format!("{:?}", self.terms.ttl)));
         }
     }

@@ -15,6 +15,7 @@ use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;
 use crate::memo::MemoField;
 use crate::problem::{Dialect, ProblemFormat, ProblemStatuses};
+use crate::routes::PathRules;
 use crate::status::{Disposition, StatusPattern, StatusRules};
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
@@ -32,6 +33,7 @@ const MIB: usize = 1 << 20;
 /// | --- | --- |
 /// | key | the header `Idempotency-Key`, 16 to 255 characters, optional |
 /// | methods | POST and PATCH; with a required key, all but [`NEVER_KEYED`] |
+/// | path_case, trailing_slash | letter case counts, a slash at the end does not |
 /// | tenant | the credential, else one public tenant; cookies alone are refused |
 /// | fingerprint | method, path, query, content type and the body, byte by byte |
 /// | ttl, lease, grace | 24 hours, 30 seconds, 30 seconds |
@@ -56,6 +58,8 @@ pub struct Policy {
     /// The methods that are keyed. `None` means POST and PATCH or, if a key is required, every
     /// method except [`NEVER_KEYED`].
     pub methods: Option<Vec<Method>>,
+    /// The rules by which the paths of the route are compared.
+    pub paths: PathRules,
     /// The source and the format of keys.
     pub key: KeyPolicy,
     /// The tenant that owns a key.
@@ -217,6 +221,7 @@ impl Default for Policy {
         Self {
             label: "-".to_owned(),
             methods: None,
+            paths: PathRules::default(),
             key: KeyPolicy::default(),
             tenant: Tenant::default(),
             namespace: String::new(),

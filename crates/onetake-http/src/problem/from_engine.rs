@@ -7,8 +7,7 @@ use onetake_core::{Cause, Reference, StoreErrorKind};
 use crate::problem::{Code, Problem};
 
 pub(crate) fn overloaded() -> Problem {
-    let detail =
-        "Too many operations are under way at once. Nothing was run; retry with the same key.";
+    let detail = "Too many operations are running. Nothing was run. Retry with the same key after Retry-After.";
     Problem::new(Code::Overloaded, detail).retry_after(1)
 }
 
@@ -24,7 +23,7 @@ pub(crate) fn problem_of(answer: &Answer) -> Problem {
     match answer {
         Answer::Mismatch => Problem::new(
             Code::IdempotencyPayloadMismatch,
-            "This key came with another request before (another method, path, query, content type or encoding, body, or password). Use a new key for a new operation. Nothing was run.",
+            "This key was used before with another request (another method, path, query, content type or encoding, body, or password). Use a new key for a new operation. To retry, send the same request again. Nothing was run.",
         ),
         Answer::WaitTimeout => Problem::new(
             Code::InProgressTimeout,
@@ -34,34 +33,41 @@ pub(crate) fn problem_of(answer: &Answer) -> Problem {
         Answer::Unknown(record) => unknown(record),
         Answer::Failed(record) if record.part().code == UNFINISHED => Problem::new(
             Code::PreviousAttemptFailed,
-            "An earlier attempt with this key ended without an outcome, and may have had its effect. It is not run again.",
+            "An earlier attempt with this key ended without an outcome, and may have had its effect. The operation is not run again. Find out its outcome before you use a new key.",
         ),
         Answer::Failed(record) => Problem::new(
             Code::PreviousAttemptFailed,
-            format!("An earlier attempt with this key failed for good: {}", record.part().detail),
+            format!(
+                "An earlier attempt with this key failed, and the operation is not run again: {}",
+                record.part().detail
+            ),
         ),
         Answer::InFlight | Answer::Replay(_) => in_progress(),
     }
 }
 
-/// Returns the problem of an attempt whose outcome is unknown. Its detail has the cause, and the
-/// configuration that would change the answer.
+/// Returns the problem of an attempt whose outcome is unknown, with the cause. The configuration
+/// that would change the answer is advice for operators, so it is logged.
 fn unknown(record: &RecordWith<Cause>) -> Problem {
     if record.terms.on_unknown == onetake_core::OnUnknown::Reconcile {
-        let detail = "An earlier attempt's outcome is being looked up. Retry with the same key.";
+        let detail = "The outcome of an earlier attempt with this key is being reconciled. Retry with the same key after Retry-After.";
         return Problem::new(Code::OutcomeUnknown, detail).retry_after(5);
     }
-    let cause = record.part();
-    let released = match cause {
-        Cause::Status(status) => format!(
-            "release = [\"{status}\"] on this route, if that status means that nothing was changed; or "
+    let (reference, cause) = (record.id.reference(), record.part());
+    match cause {
+        Cause::Status(status) => tracing::debug!(
+            %reference, status,
+            "a retry was refused because the outcome is unknown: if the status means that nothing was changed, add it to `release` of the route; if the operation is safe to run twice, set on_unknown = \"retry\""
         ),
-        _ => String::new(),
-    };
+        cause => tracing::debug!(
+            %reference, %cause,
+            "a retry was refused because the outcome is unknown: if the operation is safe to run twice, set on_unknown = \"retry\" on the route"
+        ),
+    }
     Problem::new(
         Code::PreviousAttemptFailed,
         format!(
-            "An earlier attempt with this key started, and its outcome is not known: {cause}. It is not run again, because it may have had its effect. What would change that: {released}on_unknown = \"retry\", if the operation is safe to run twice."
+            "An earlier attempt with this key started, and its outcome is unknown: {cause}. It may have had its effect, so it is not run again. Find out its outcome before you use a new key."
         ),
     )
 }
@@ -71,20 +77,20 @@ pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Pro
         // The store answers, but cannot serve this key. Without the log entry, the operator would
         // not notice that.
         EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {
-            tracing::error!(%reference, %error, "the store cannot serve this key");
-            let detail = "The store that remembers keys cannot serve this one, so nothing was run. The operator finds the reason in the log.";
+            tracing::error!(%reference, %error, "the store cannot read or write the record of a key, so its requests are refused");
+            let detail = "The idempotency store cannot read the record of this key, so nothing was run. Give the reference to the operator of this service.";
             Problem::new(Code::StoreUnavailable, detail).retry_after(2)
         }
         EngineError::Store(store) if store.kind() == StoreErrorKind::Busy => in_progress(),
         EngineError::Overloaded => overloaded(),
         EngineError::Closing => Problem::new(
             Code::Overloaded,
-            "This node is shutting down. Nothing was run; retry with the same key.",
+            "This node is shutting down. Nothing was run. Retry with the same key.",
         )
         .retry_after(1),
         _ => Problem::new(
             Code::StoreUnavailable,
-            "The store that remembers keys does not answer, so nothing was run. Retry with the same key.",
+            "The idempotency store is unavailable, so nothing was run. Retry with the same key.",
         )
         .retry_after(2),
     }

@@ -52,10 +52,10 @@ macro_rules! codes {
 codes! {
     /// The route requires a key, and the request has none.
     IdempotencyKeyMissing = 400 "idempotency_key_missing" "Idempotency key missing",
-    /// The key is malformed, too short, too long, or was sent twice.
+    /// The key is malformed, too short or too long, or the request names several keys.
     IdempotencyKeyInvalid = 400 "idempotency_key_invalid" "Idempotency key invalid",
     /// The tenant of the request cannot be determined.
-    TenantUnresolved = 401 "tenant_unresolved" "Tenant cannot be told",
+    TenantUnresolved = 401 "tenant_unresolved" "Tenant unresolved",
     /// The authorization service does not allow the request.
     AuthRefused = 403 "auth_refused" "Not allowed",
     /// The authorization service does not answer. Nothing was run or replayed.
@@ -63,7 +63,7 @@ codes! {
     /// The credential changes with every request.
     TenantUnstable = 400 "tenant_unstable" "Credential changes with every request",
     /// The key was used before with another payload.
-    IdempotencyPayloadMismatch = 422 "idempotency_payload_mismatch" "Same key, other payload",
+    IdempotencyPayloadMismatch = 422 "idempotency_payload_mismatch" "Key used with another payload",
     /// An attempt with this key is running.
     RequestInProgress = 409 "request_in_progress" "Request in progress",
     /// The attempt was still running at the end of the wait.
@@ -104,6 +104,8 @@ codes! {
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
     /// The route's policy cannot work, or its handler does not fit it. The operation had no effect.
     Misconfigured = 500 "misconfigured" "Service misconfigured",
+    /// No route matches the request, and such requests are refused.
+    NoRoute = 404 "no_route" "No route",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }
@@ -165,7 +167,7 @@ impl Problem {
 pub(crate) fn misconfigured() -> Problem {
     Problem::new(
         Code::Misconfigured,
-        "The service is not set up correctly for this operation, so it had no effect. The log of the service has the reason.",
+        "This service is misconfigured for this operation. The operation had no effect. Report it to the operator of the service, whose log has the reason.",
     )
 }
 

@@ -1,5 +1,6 @@
 //! The table of routes: a policy for each pattern, checked when the table is built.
 
+mod path;
 mod pattern;
 
 use std::sync::Arc;
@@ -7,17 +8,24 @@ use std::sync::Arc;
 use http::Method;
 use http::request::Parts;
 
-pub use pattern::{Methods, PathPattern, RoutePattern, plain};
+pub use path::{AmbiguousRequest, has_dot_segment};
+pub use pattern::{Methods, PathCase, PathPattern, PathRules, RoutePattern, TrailingSlash};
+
+use path::{NormalPath, check_method};
 
 use crate::head;
 use crate::layer::Resolve;
-use crate::policy::{InFlight, Mistake, Policy, PolicyError};
+use crate::policy::{InFlight, Mistake, NEVER_KEYED, Policy, PolicyError};
 use crate::tenant::Tenant;
 
 /// Routes with their policies, as in the gateway's file.
 ///
 /// The first pattern that matches a request decides. If no pattern matches, the
 /// [`fallback`](Self::fallback) applies.
+///
+/// Patterns are matched on one normal form of the path, so that no other spelling gets around a
+/// route: percent-decoded once, slashes merged, and a slash at the end ignored. A request that two
+/// servers could read differently is refused with 400 `request_refused`: see [`AmbiguousRequest`].
 ///
 /// ```
 /// use onetake_http::{Policy, Preset, Routes, Tenant};
@@ -63,7 +71,7 @@ impl Routes {
 
     /// Adds a route. The pattern is a list of methods, separated by commas, and a path. `*` stands
     /// for POST, PUT, PATCH and DELETE. In the path, `{id}` is one segment and `{*rest}` is the
-    /// rest.
+    /// rest. [`Policy::path_case`] and [`Policy::trailing_slash`] say how paths are compared.
     pub fn route(mut self, pattern: impl Into<String>, policy: Policy) -> Self {
         self.routes.push((pattern.into(), policy));
         self
@@ -92,15 +100,15 @@ impl Routes {
             let of_route = |mistake: Mistake| mistake.of_route(&text);
             mistakes.extend(policy.check().into_iter().map(of_route));
             let pattern = match RoutePattern::parse(&text) {
-                Ok(pattern) => pattern,
+                Ok(pattern) => pattern.with_rules(policy.paths),
                 Err(error) => {
                     mistakes.push(Mistake::of_text("match", error).of_route(&text));
                     continue;
                 }
             };
             if policy.methods.is_some() {
-                let fix = "leave `methods` out, and write the methods into the pattern";
-                let what = "the pattern of the route names its methods";
+                let fix = "remove `methods`, and write the methods in the pattern";
+                let what = "the pattern of the route already has its methods";
                 mistakes.push(Mistake::new("methods", what, fix).of_route(&text));
             }
             if let Some((earlier, _)) = routes.iter().find(|(other, _)| other.covers(&pattern)) {
@@ -124,8 +132,9 @@ impl Routes {
 /// requests.
 #[must_use]
 pub fn never_reached(earlier: &RoutePattern) -> Mistake {
-    let what =
-        format!("it is never reached: the earlier route `{earlier}` matches all of its requests");
+    let what = format!(
+        "the route is never reached: the earlier route `{earlier}` matches all of its requests"
+    );
     Mistake::new("match", what, "move it before that route, or remove it")
 }
 
@@ -142,10 +151,16 @@ pub struct RouteTable {
 impl RouteTable {
     /// Returns the policy for this method and path, or `None` if such requests pass through
     /// untouched.
-    #[must_use]
-    pub fn find(&self, method: &Method, path: &str) -> Option<&Arc<Policy>> {
-        let found = first_match(&self.routes, method, path);
-        found.or(self.fallback.as_ref())
+    ///
+    /// # Errors
+    /// If two servers could read the request differently. The layer refuses such requests.
+    pub fn find(
+        &self,
+        method: &Method,
+        path: &str,
+    ) -> Result<Option<&Arc<Policy>>, AmbiguousRequest> {
+        let found = find_route(&self.routes, method, path)?;
+        Ok(found.or(self.fallback.as_ref()))
     }
 
     /// Returns all policies, the fallback last.
@@ -154,14 +169,34 @@ impl RouteTable {
     }
 }
 
-/// Returns the value of the first pattern that matches.
-#[must_use]
-pub fn first_match<'a, T>(
+/// Returns the value of the first pattern that matches a request, or `None` if none does.
+///
+/// # Errors
+/// If two servers could read the request differently. Paths of methods that are never keyed are not
+/// checked, and neither are paths if there are no routes: there is no route to get around.
+pub fn find_route<'a, T>(
     routes: &'a [(RoutePattern, T)],
     method: &Method,
     path: &str,
-) -> Option<&'a T> {
-    routes.iter().find(|(pattern, _)| pattern.matches(method, path)).map(|(_, value)| value)
+) -> Result<Option<&'a T>, AmbiguousRequest> {
+    check_method(method)?;
+    if routes.is_empty() || NEVER_KEYED.contains(method) {
+        return Ok(None);
+    }
+    let path = NormalPath::parse(path)?;
+    let route_of = |segments| {
+        let fits = |pattern: &RoutePattern| {
+            pattern.methods.contains(method) && pattern.path.fits(segments)
+        };
+        routes.iter().position(|(pattern, _)| fits(pattern))
+    };
+    let found = route_of(&path.normal);
+    for other in &path.others {
+        if route_of(other).is_some_and(|other| Some(other) != found) {
+            return Err(AmbiguousRequest::TwoRoutes);
+        }
+    }
+    Ok(found.and_then(|index| routes.get(index)).map(|(_, value)| value))
 }
 
 /// Returns the tenants of the policies that answer 202, without duplicates.
@@ -177,11 +212,15 @@ pub fn handle_tenants<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Vec
 
 impl Resolve for RouteTable {
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
-        self.find(&parts.method, head::uri(parts).path()).cloned()
+        self.try_resolve(parts).unwrap_or_else(|_| self.fallback.clone())
+    }
+
+    fn try_resolve(&self, parts: &Parts) -> Result<Option<Arc<Policy>>, AmbiguousRequest> {
+        Ok(self.find(&parts.method, head::uri(parts).path())?.cloned())
     }
 
     fn resolve_for(&self, method: &Method, path: &str, _: &Parts) -> Option<Arc<Policy>> {
-        self.find(method, path).cloned()
+        self.find(method, path).ok()?.cloned()
     }
 
     fn handle_tenants(&self) -> Vec<Tenant> {

@@ -1,10 +1,10 @@
 //! The pattern of a route: methods and a path, such as `POST,PUT /v1/charges/{id}`.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use http::Method;
 
+use super::path::{AmbiguousRequest, NormalPath, Segments, decode};
 use crate::text::{TextError, nearest};
 
 /// The methods that can be keyed; `*` means all of them.
@@ -68,10 +68,10 @@ impl Methods {
             return Ok(method.clone());
         }
         if NEVER_KEYED.contains(&word) {
-            let what = format!("{word} is never keyed: such requests pass through untouched");
+            let what = format!("{word} requests are never keyed: they pass through unchanged");
             return Err(RoutePatternError::new(
                 what,
-                "leave it out; POST, PUT, PATCH and DELETE can be keyed",
+                "remove it; only POST, PUT, PATCH and DELETE can be keyed",
             ));
         }
         let what = match word {
@@ -96,22 +96,57 @@ impl fmt::Display for Methods {
     }
 }
 
+/// The comparison of letters in a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PathCase {
+    /// `/V1/charges` and `/v1/charges` are different paths.
+    #[default]
+    Exact,
+    /// They are the same path, as they are for Express.
+    Ignore,
+}
+
+/// The meaning of a slash at the end of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TrailingSlash {
+    /// `/charges/` and `/charges` are the same path.
+    #[default]
+    Ignore,
+    /// They are different paths. The pattern has the slash, or has none.
+    Exact,
+}
+
+/// The rules by which the paths of a route are compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PathRules {
+    /// The comparison of letters.
+    pub case: PathCase,
+    /// The meaning of a slash at the end.
+    pub trailing_slash: TrailingSlash,
+}
+
 /// A path pattern in axum's syntax: literal segments, `{name}` for any one segment, and a final
-/// `{*rest}` for at least one more character.
+/// `{*rest}` for at least one more segment.
 ///
-/// Paths are compared as sent, except for characters that are percent-encoded without need
-/// ([`plain`]). A slash at the end makes a different path.
+/// Patterns are matched on one normal form of the path: percent-decoded once, with slashes merged.
+/// [`PathRules`] say whether letter case and a slash at the end count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     text: String,
     segments: Vec<Segment>,
     /// True if `{*rest}` follows the segments.
     rest: bool,
+    ends_with_slash: bool,
+    rules: PathRules,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
-    Literal(String),
+    /// The segment, percent-decoded.
+    Literal(Vec<u8>),
     /// Any segment that is not empty.
     Any,
 }
@@ -120,30 +155,33 @@ impl PathPattern {
     /// True if a path, without its query, matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
-        let path = plain(path);
-        let Some(path) = path.strip_prefix('/') else {
-            return false;
-        };
-        let mut remaining = Some(path);
-        for segment in &self.segments {
-            let Some(text) = remaining else { return false };
-            let (head, tail) = match text.split_once('/') {
-                Some((head, tail)) => (head, Some(tail)),
-                None => (text, None),
-            };
-            let fits = match segment {
-                Segment::Literal(literal) => literal == head,
-                Segment::Any => !head.is_empty(),
+        NormalPath::parse(path).is_ok_and(|path| self.fits(&path.normal))
+    }
+
+    /// True if the segments of a path match.
+    pub(super) fn fits(&self, path: &Segments<'_>) -> bool {
+        let mut segments = path.iter();
+        for pattern in &self.segments {
+            let Some(segment) = segments.next() else { return false };
+            let fits = match (pattern, self.rules.case) {
+                (Segment::Literal(literal), PathCase::Exact) => literal == segment,
+                (Segment::Literal(literal), PathCase::Ignore) => {
+                    literal.eq_ignore_ascii_case(segment)
+                }
+                (Segment::Any, _) => !segment.is_empty(),
             };
             if !fits {
                 return false;
             }
-            remaining = tail;
         }
-        match self.rest {
-            true => remaining.is_some_and(|rest| !rest.is_empty()),
-            false => remaining.is_none(),
+        if self.rest {
+            return segments.next().is_some();
         }
+        let is_end = match self.rules.trailing_slash {
+            TrailingSlash::Ignore => true,
+            TrailingSlash::Exact => path.ends_with_slash == self.ends_with_slash,
+        };
+        is_end && segments.next().is_none()
     }
 
     /// True if this pattern matches every path that the other pattern matches.
@@ -151,9 +189,10 @@ impl PathPattern {
         let mut theirs = other.segments.iter();
         for segment in &self.segments {
             let is_covered = match (segment, theirs.next()) {
-                (Segment::Literal(ours), Some(Segment::Literal(theirs))) => ours == theirs,
-                (Segment::Any, Some(Segment::Literal(theirs))) => !theirs.is_empty(),
-                (Segment::Any, Some(Segment::Any)) => true,
+                (Segment::Literal(ours), Some(Segment::Literal(theirs))) => {
+                    self.covers_literal(ours, other, theirs)
+                }
+                (Segment::Any, Some(_)) => true,
                 (Segment::Literal(_), Some(Segment::Any)) | (_, None) => false,
             };
             if !is_covered {
@@ -161,32 +200,43 @@ impl PathPattern {
             }
         }
         match (self.rest, theirs.next()) {
-            // `{*rest}` does not match a last segment that is empty.
-            (true, Some(Segment::Literal(first))) => {
-                !first.is_empty() || theirs.next().is_some() || other.rest
-            }
-            (true, Some(Segment::Any)) => true,
+            (true, Some(_)) => true,
             (true, None) => other.rest,
-            (false, None) => !other.rest,
+            (false, None) => !other.rest && self.covers_end(other),
             (false, Some(_)) => false,
         }
+    }
+
+    fn covers_literal(&self, ours: &[u8], other: &Self, theirs: &[u8]) -> bool {
+        let has_letters = theirs.iter().any(u8::is_ascii_alphabetic);
+        match (self.rules.case, other.rules.case) {
+            (PathCase::Ignore, _) => ours.eq_ignore_ascii_case(theirs),
+            (PathCase::Exact, PathCase::Ignore) => ours == theirs && !has_letters,
+            (PathCase::Exact, PathCase::Exact) => ours == theirs,
+        }
+    }
+
+    fn covers_end(&self, other: &Self) -> bool {
+        self.rules.trailing_slash == TrailingSlash::Ignore
+            || (other.rules.trailing_slash == TrailingSlash::Exact
+                && other.ends_with_slash == self.ends_with_slash)
     }
 
     fn parse(text: &str) -> Result<Self, RoutePatternError> {
         let strange = text.chars().find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
         if let Some(c) = strange {
-            let what = format!("`{}` cannot stand in a path", c.escape_debug());
+            let what = format!("`{}` is not allowed in a path", c.escape_debug());
             return Err(RoutePatternError::new(
                 what,
-                "write the path as it is sent: percent-encoded, no query",
+                "write the path as clients send it: percent-encoded, without a query",
             ));
         }
         let inner = text.strip_prefix('/').unwrap_or(text);
         let mut segments = Vec::new();
         let mut rest = false;
-        for segment in inner.split('/') {
+        for segment in inner.split('/').filter(|segment| !segment.is_empty()) {
             if rest {
-                let what = "`{*…}` stands for all the rest and must be the last segment";
+                let what = "`{*…}` matches the rest of the path and must be the last segment";
                 return Err(RoutePatternError::new(what, EXAMPLE));
             }
             match parse_segment(segment)? {
@@ -194,7 +244,9 @@ impl PathPattern {
                 None => rest = true,
             }
         }
-        Ok(Self { text: text.to_owned(), segments, rest })
+        let ends_with_slash = inner.ends_with('/');
+        let (text, rules) = (text.to_owned(), PathRules::default());
+        Ok(Self { text, segments, rest, ends_with_slash, rules })
     }
 }
 
@@ -202,32 +254,6 @@ impl fmt::Display for PathPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
-}
-
-/// Decodes the characters of a path that need no encoding. Every server reads `%63` as `c` (RFC
-/// 3986, 6.2.2.2). Without decoding, a client could bypass a route with another spelling.
-#[must_use]
-pub fn plain(path: &str) -> Cow<'_, str> {
-    if !path.contains('%') {
-        return Cow::Borrowed(path);
-    }
-    let mut pieces = path.split('%');
-    let mut text = pieces.next().unwrap_or_default().to_owned();
-    for piece in pieces {
-        let (digits, tail) = piece.split_at_checked(2).unwrap_or(("", piece));
-        let byte = u8::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
-        match byte.filter(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(byte)) {
-            Some(byte) => {
-                text.push(char::from(byte));
-                text.push_str(tail);
-            }
-            None => {
-                text.push('%');
-                text.push_str(piece);
-            }
-        }
-    }
-    Cow::Owned(text)
 }
 
 /// The pattern of a route: methods and a path.
@@ -246,6 +272,13 @@ impl RoutePattern {
     /// Returns an error if the text is not a pattern.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         parse_match(text).map_err(|fault| TextError::new(text, fault.what, fault.fix))
+    }
+
+    /// Sets the rules by which paths are compared.
+    #[must_use]
+    pub fn with_rules(mut self, rules: PathRules) -> Self {
+        self.path.rules = rules;
+        self
     }
 
     /// True if a request with this method and path matches.
@@ -269,40 +302,53 @@ impl fmt::Display for RoutePattern {
 
 fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
     let Some(slash) = text.find('/') else {
-        return Err(RoutePatternError::new("no path: it starts with `/`", EXAMPLE));
+        return Err(RoutePatternError::new("the path is missing; a path starts with `/`", EXAMPLE));
     };
     let (methods, path) = text.split_at_checked(slash).unwrap_or((text, ""));
     let trimmed = methods.trim();
     if trimmed.is_empty() {
-        return Err(RoutePatternError::new("no method before the path", EXAMPLE));
+        return Err(RoutePatternError::new("the method before the path is missing", EXAMPLE));
     }
     if trimmed.len() == methods.trim_start().len() {
-        let what = "methods and path are not apart, or the path does not start with `/`";
+        let what =
+            "there is no space between methods and path, or the path does not start with `/`";
         return Err(RoutePatternError::new(what, EXAMPLE));
     }
     let (methods, path) = (Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?);
     Ok(RoutePattern { methods, path })
 }
 
+/// The error of a pattern that no request could match.
+fn never_sent(refused: AmbiguousRequest) -> RoutePatternError {
+    RoutePatternError::new(
+        refused.to_string(),
+        "requests with such a path are refused: leave it out",
+    )
+}
+
 /// Parses a segment. Returns `None` for `{*rest}`.
 fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
     if text.contains("{{") || text.contains("}}") {
-        let what = "braces in a path, `{{` and `}}`, are not supported";
+        let what = "escaped braces, `{{` and `}}`, are not supported";
         return Err(RoutePatternError::new(what, "match the segment with `{name}` instead"));
     }
     if text.starts_with(':') || text.starts_with('*') {
-        let what = "a segment that starts with `:` or `*` is another syntax";
+        let what = "a segment must not start with `:` or `*`";
         return Err(RoutePatternError::new(
             what,
-            "write `{name}` for one segment, `{*rest}` for all the rest",
+            "write `{name}` for one segment, `{*rest}` for the rest of the path",
         ));
     }
     if !text.contains(['{', '}']) {
-        return Ok(Some(Segment::Literal(plain(text).into_owned())));
+        let literal = decode(text).map_err(never_sent)?.into_owned();
+        if [&b"."[..], b".."].contains(&&*literal) {
+            return Err(never_sent(AmbiguousRequest::DotSegment));
+        }
+        return Ok(Some(Segment::Literal(literal)));
     }
     let bad = || {
-        let fix = "write `{name}` or `{*rest}` between two slashes, with nothing beside it";
-        RoutePatternError::new(format!("`{text}` is not a segment of a pattern"), fix)
+        let fix = "a placeholder must be a whole segment: write `{name}` or `{*rest}` between two slashes";
+        RoutePatternError::new(format!("`{text}` is not a valid segment"), fix)
     };
     let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')).ok_or_else(bad)?;
     let (name, rest) = match inner.strip_prefix('*') {
@@ -326,19 +372,19 @@ mod tests {
     #[test]
     fn paths() {
         for (pattern, yes, no) in [
-            ("/", &["/"][..], &["", "//", "/a", "*"][..]),
+            ("/", &["/", "//"][..], &["", "/a", "*"][..]),
             (
                 "/a",
-                &["/a", "/%61"],
-                &["/", "/a/", "/A", "/ab", "a", "/%41", "/%", "/%6", "/%+1", "/%2561"],
+                &["/a", "/%61", "/a/", "//a", "/a//"],
+                &["/", "/A", "/ab", "a", "/%41", "/%", "/%6", "/%+1", "/%2561", "/a/b"],
             ),
-            ("/%61/%2F", &["/a/%2F", "/%61/%2F"], &["/a//", "/a/%2f"]),
-            ("/a/", &["/a/"], &["/a", "/a/b"]),
-            ("/a/{id}", &["/a/1", "/a/%2F"], &["/a", "/a/", "/a/1/", "/a/1/b"]),
-            ("/a/{id}/b", &["/a/1/b"], &["/a//b", "/a/1/c", "/a/1"]),
-            ("/a/{*rest}", &["/a/1", "/a/1/2", "/a//"], &["/a", "/a/", "/b/1"]),
-            ("/{*rest}", &["/a", "/a/b/"], &["/", ""]),
-            ("/{id}/{*rest}", &["/a/b/c"], &["/a", "/a/", "//b"]),
+            ("/%61/b%20c", &["/a/b%20c", "/%61/b%20c", "//a//b%20c/"], &["/a/b%2520c", "/a/b+c"]),
+            ("/a/", &["/a/", "/a"], &["/a/b"]),
+            ("/a/{id}", &["/a/1", "/a/1/", "/a//1"], &["/a", "/a/", "/a/1/b", "/a/%2F", "/a/%00"]),
+            ("/a/{id}/b", &["/a/1/b", "/a/1//b"], &["/a//b", "/a/1/c", "/a/1"]),
+            ("/a/{*rest}", &["/a/1", "/a/1/2", "/a//1"], &["/a", "/a/", "/a//", "/b/1"]),
+            ("/{*rest}", &["/a", "/a/b/"], &["/", "//", ""]),
+            ("/{id}/{*rest}", &["/a/b/c", "//a/b"], &["/a", "/a/", "//b"]),
         ] {
             for path in yes {
                 assert!(matches(pattern, path), "{pattern} {path}");
@@ -346,6 +392,50 @@ mod tests {
             for path in no {
                 assert!(!matches(pattern, path), "{pattern} {path}");
             }
+        }
+    }
+
+    const IGNORE_CASE: PathRules =
+        PathRules { case: PathCase::Ignore, trailing_slash: TrailingSlash::Ignore };
+    const EXACT_SLASH: PathRules =
+        PathRules { case: PathCase::Exact, trailing_slash: TrailingSlash::Exact };
+
+    #[test]
+    fn letter_case_and_the_last_slash_count_by_the_rules() {
+        for (rules, pattern, yes, no) in [
+            (IGNORE_CASE, "/v1/{id}", &["/v1/A", "/V1/a", "/%56%31/a/"][..], &["/v2/a"][..]),
+            (EXACT_SLASH, "/a", &["/a", "//a"], &["/a/", "/a//", "/A"]),
+            (EXACT_SLASH, "/a/", &["/a/", "/a//"], &["/a", "//a"]),
+            (EXACT_SLASH, "/", &["/"], &["/a"]),
+            (EXACT_SLASH, "/a/{*rest}", &["/a/b", "/a/b/"], &["/a/"]),
+        ] {
+            let pattern = parse_match(&format!("* {pattern}")).unwrap().with_rules(rules);
+            for path in yes {
+                assert!(pattern.path.matches(path), "{pattern} {path}");
+            }
+            for path in no {
+                assert!(!pattern.path.matches(path), "{pattern} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pattern_covers_another_only_under_rules_as_wide() {
+        let exact = PathRules::default();
+        for (first, one, second, other, covers) in [
+            ("POST /a", IGNORE_CASE, "POST /A", exact, true),
+            ("POST /a", exact, "POST /a", IGNORE_CASE, false),
+            ("POST /1", exact, "POST /1", IGNORE_CASE, true),
+            ("POST /{x}", exact, "POST /a", IGNORE_CASE, true),
+            ("POST /a", exact, "POST /a/", EXACT_SLASH, true),
+            ("POST /a", EXACT_SLASH, "POST /a", exact, false),
+            ("POST /a", EXACT_SLASH, "POST /a/", EXACT_SLASH, false),
+            ("POST /a/", EXACT_SLASH, "POST /a/", EXACT_SLASH, true),
+            ("POST /a/{*x}", EXACT_SLASH, "POST /a/b", exact, true),
+        ] {
+            let wide = parse_match(first).unwrap().with_rules(one);
+            let narrow = parse_match(second).unwrap().with_rules(other);
+            assert_eq!(wide.covers(&narrow), covers, "{first} {one:?} covers {second} {other:?}");
         }
     }
 
@@ -386,29 +476,33 @@ mod tests {
     #[test]
     fn what_is_no_match_is_refused() {
         for (text, hint) in [
-            ("", "no path"),
-            ("POST", "no path"),
-            ("/v1", "no method"),
-            ("POST/v1", "not apart"),
+            ("", "path is missing"),
+            ("POST", "path is missing"),
+            ("/v1", "method before the path is missing"),
+            ("POST/v1", "no space between"),
             ("POST v1/charges", "does not start with `/`"),
-            ("GET /v1", "GET is never keyed"),
-            ("POST,HEAD /v1", "HEAD is never keyed"),
+            ("GET /v1", "GET requests are never keyed"),
+            ("POST,HEAD /v1", "HEAD requests are never keyed"),
             ("post /v1", "did you mean `POST`?"),
             ("PSOT /v1", "did you mean `POST`?"),
             ("BREW /v1", "not a method"),
             ("POST, /v1", "a method is missing"),
             ("*,POST /v1", "not a method"),
             ("POST /{{id}}", "not supported"),
-            ("POST /:id", "another syntax"),
-            ("POST /*", "another syntax"),
-            ("POST /{}", "not a segment"),
-            ("POST /{*}", "not a segment"),
-            ("POST /{id", "not a segment"),
-            ("POST /a{id}", "not a segment"),
+            ("POST /:id", "must not start with"),
+            ("POST /*", "must not start with"),
+            ("POST /{}", "not a valid segment"),
+            ("POST /{*}", "not a valid segment"),
+            ("POST /{id", "not a valid segment"),
+            ("POST /a{id}", "not a valid segment"),
             ("POST /{*rest}/a", "must be the last"),
-            ("POST /a?b=c", "`?` cannot stand"),
-            ("POST /ä", "`ä` cannot stand"),
-            ("POST /a b", "` ` cannot stand"),
+            ("POST /a?b=c", "`?` is not allowed"),
+            ("POST /ä", "`ä` is not allowed"),
+            ("POST /a b", "` ` is not allowed"),
+            ("POST /a%2Fb", "an encoded slash"),
+            ("POST /a%0a", "a control character"),
+            ("POST /a/../b", "nothing but dots"),
+            ("POST /a%", "percent sign"),
         ] {
             let fault = parse_match(text).unwrap_err();
             let said = format!("{} {}", fault.what, fault.fix);

@@ -46,7 +46,7 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
         return Ok(None);
     };
     if values.next().is_some() {
-        return Err(unresolved("the header authorization was sent twice"));
+        return Err(unresolved("the header Authorization was sent more than once"));
     }
     let value = value.as_bytes().trim_ascii();
     let end = value.iter().position(|byte| *byte == b' ').unwrap_or(value.len());
@@ -54,17 +54,21 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
     let scheme = scheme.to_ascii_lowercase();
     let rest = rest.trim_ascii();
     if !STABLE.iter().any(|name| name.as_bytes() == scheme) {
+        // The scheme is not logged: a client may send a bare secret without one.
+        tracing::debug!(
+            "a request was refused because its Authorization scheme may sign each request: set another tenant for its route, such as tenant = {{ header = \"X-Account\" }} or tenant = \"public\""
+        );
         return Err(Problem::new(
             Code::TenantUnstable,
-            "This kind of credential may be made anew for every request, so that a retry would look like a stranger and run again. Configure another tenant for this route, such as tenant = { header = \"X-Account\" } or tenant = \"public\". Nothing was run.",
+            "Credentials of this Authorization scheme may change with every request, so a retry could not be recognized. Send a credential that stays the same instead, such as Bearer, Basic or X-Api-Key. Nothing was run.",
         ));
     }
     if rest.is_empty() {
-        return Err(unresolved("the authorization header holds no credential"));
+        return Err(unresolved("the header Authorization has no credential after its scheme"));
     }
     if scheme == b"basic" {
         let (user, password) = basic(rest)
-            .ok_or_else(|| unresolved("the Basic credential is not base64 of user:password"))?;
+            .ok_or_else(|| unresolved("the Basic credential is not user:password in base64"))?;
         return Ok(Some(Caller { tenant: credential_of(b"basic", &user), proof: password }));
     }
     Ok(Some(Caller { tenant: credential_of(&scheme, rest), proof: Vec::new() }))

@@ -97,6 +97,27 @@ impl Caller {
 }
 
 impl Tenant {
+    /// The tenant that authentication outside this layer has found: `of` names it from a value in
+    /// the request's extensions. A request without such a value is refused with 401.
+    ///
+    /// ```
+    /// use onetake_http::Tenant;
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    /// }
+    /// let tenant = Tenant::extension(|user: &User| user.id.to_string());
+    /// ```
+    #[must_use]
+    pub fn extension<T: Send + Sync + 'static>(
+        of: impl Fn(&T) -> String + Send + Sync + 'static,
+    ) -> Self {
+        Self::Custom(Arc::new(move |parts: &Parts| {
+            parts.extensions.get::<T>().map(|value| of(value).into_bytes())
+        }))
+    }
+
     /// Identifies the caller. It waits only for [`Tenant::Asked`], or if the key of a token has to
     /// be fetched.
     ///
@@ -113,7 +134,8 @@ impl Tenant {
             }
             return by_token(jwt, parts, clock);
         }
-        self.resolve_now(parts, clock).unwrap_or_else(|| Err(unresolved("nobody was asked")))
+        self.resolve_now(parts, clock)
+            .unwrap_or_else(|| Err(unresolved("the tenant was not looked up")))
     }
 
     /// Identifies the caller without waiting. Returns `None` if that needs an answer from
@@ -127,9 +149,14 @@ impl Tenant {
         Some(match self {
             Self::CredentialOrPublic => match credential(parts) {
                 Ok(Some(caller)) => Ok(caller),
-                Ok(None) if parts.headers.contains_key(COOKIE) => Err(unresolved(
-                    "it comes with cookies and no other credential. Configure the tenant of this route, such as tenant = { header = \"X-Account\" }, or tenant = \"public\" if keys cannot be guessed",
-                )),
+                Ok(None) if parts.headers.contains_key(COOKIE) => {
+                    tracing::debug!(
+                        "a request was refused because it has cookies and no other credential: set the tenant of its route, such as tenant = {{ header = \"X-Account\" }}, or tenant = \"public\" if keys cannot be guessed"
+                    );
+                    Err(unresolved(
+                        "cookies do not identify it. Send an Authorization header (Bearer or Basic) or X-Api-Key",
+                    ))
+                }
                 Ok(None) => Ok(public()),
                 Err(problem) => Err(problem),
             },
@@ -147,7 +174,7 @@ impl Tenant {
             Self::Jwt(jwt) => by_token(jwt, parts, clock),
             Self::Custom(resolve) => resolve(parts)
                 .map(|tenant| Caller::new(tagged(b"custom", &tenant)))
-                .ok_or_else(|| unresolved("the service could not tell who is asking")),
+                .ok_or_else(|| unresolved("the service did not recognise the caller")),
             Self::Asked(_) => return None,
         })
     }
@@ -197,7 +224,7 @@ impl fmt::Debug for Tenant {
 fn unresolved(fix: &str) -> Problem {
     Problem::new(
         Code::TenantUnresolved,
-        format!("It cannot be told whose key this is: {fix}. Nothing was run."),
+        format!("The owner of this key cannot be determined: {fix}. Nothing was run."),
     )
 }
 
@@ -224,7 +251,7 @@ fn client_ip(parts: &Parts) -> Result<Caller, Problem> {
             Ok(Caller::new(tagged(b"client-ip", address.as_bytes())))
         }
         None => Err(unresolved(
-            "the client's address is not known, because a trusted proxy sent an X-Forwarded-For that is no list of addresses",
+            "the client address is unknown, because the header X-Forwarded-For is not a list of addresses",
         )),
     }
 }
@@ -234,6 +261,8 @@ fn header(parts: &Parts, name: &HeaderName) -> Result<Vec<u8>, Problem> {
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(tagged(b"header", value.as_bytes())),
         (None, _) => Err(unresolved(&format!("the header {name} is missing"))),
-        _ => Err(unresolved(&format!("the header {name} must be there once, and not empty"))),
+        _ => {
+            Err(unresolved(&format!("the header {name} must be sent exactly once, and not empty")))
+        }
     }
 }

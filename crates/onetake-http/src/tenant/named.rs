@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use super::{credential, public, tagged};
 
 /// The forms in which an operator can write a tenant.
-pub const TENANT_FORMS: &str = "public, bearer:TOKEN (or another scheme in its place), basic:USER, x-api-key:KEY, header:VALUE, \
-    client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, forward-auth:NAME, or consumer:NAME (of an inbox, in the namespace inbox)";
+pub const TENANT_FORMS: &str = "public, bearer:TOKEN (or another scheme than bearer), basic:USER, \
+    x-api-key:KEY, header:VALUE, client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, \
+    forward-auth:NAME, or consumer:NAME (for an inbox, with the namespace inbox)";
 
 /// Returns the tenant that the layer would find for such a client, in the form of
 /// [`Caller::tenant`](super::Caller::tenant). Returns `None` if the text has none of the

@@ -8,8 +8,8 @@ use crate::transaction::InTransaction;
 /// arguments.
 #[diagnostic::on_unimplemented(
     message = "the first argument of a transactional route's handler must be `InTransaction`",
-    label = "this handler cannot complete its operation in a transaction",
-    note = "write `async fn handler(running: InTransaction, …)`, or leave out `transactional` on this route"
+    label = "this handler cannot complete its operation in a transaction: it has no `InTransaction` argument",
+    note = "write `async fn handler(running: InTransaction, …)`, or remove `transactional` from this route"
 )]
 pub trait TransactionalHandler<Arguments> {}
 

@@ -111,7 +111,7 @@ impl<S: Sync> FromRequestParts<S> for InTransaction {
         let Some(progress) = &recorder.progress else {
             tracing::error!(
                 route = recorder.policy.label, reference = %running.0.id.reference(),
-                "a handler takes InTransaction on a route that is not transactional: nothing was run. Write Policy::transactional(handler) for this route"
+                "a handler has an InTransaction argument, but its route is not transactional: nothing was run. Set Policy::transactional(handler) for this route"
             );
             return Err(NotThere::NotTransactional);
         };

@@ -60,13 +60,13 @@ pub(crate) struct Recorder {
 #[non_exhaustive]
 pub enum NotRecorded {
     /// The body of the response ended early.
-    #[error("the body of the response broke off: {0}")]
+    #[error("the response body ended early")]
     Broken(#[source] BoxError),
     /// A message is too large or malformed, or there are too many of them.
     #[error(transparent)]
     Message(#[from] MessageRefused),
     /// The recording could not be encrypted.
-    #[error("the recording cannot be sealed: {0}")]
+    #[error("the recording cannot be sealed")]
     Unsealed(#[source] StoreError),
 }
 

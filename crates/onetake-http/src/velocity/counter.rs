@@ -95,7 +95,7 @@ impl Counter {
                     return Err((limit.rate, retry_after));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "velocity is counted in this process alone");
+                    tracing::debug!(%error, "the shared velocity counter is unavailable; this process counts alone");
                     self.local.take(std::slice::from_ref(limit))?;
                     taken.here.push(*limit);
                 }
@@ -179,7 +179,7 @@ impl Drop for TakenCounts {
             self.counter.engine.spawn(async move {
                 for limit in elsewhere {
                     if let Err(error) = shared.give_back(limit.key, limit.rate).await {
-                        tracing::debug!(%error, "velocity could not be given back");
+                        tracing::debug!(%error, "a velocity count could not be undone");
                     }
                 }
             });

@@ -125,7 +125,7 @@ impl CountTable {
         if !std::mem::replace(&mut self.is_full, true) {
             tracing::warn!(
                 values_max,
-                "velocity limits see more values than they remember; who owes the least is forgotten"
+                "velocity limits have more values than fit in memory; the least used value is forgotten"
             );
         }
         // The rate with the most values loses one, so that a flood under one rate does not displace

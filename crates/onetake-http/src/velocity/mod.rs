@@ -219,7 +219,7 @@ fn limits(
 fn exceeded(rate: Rate, retry_after: Duration) -> Problem {
     let (seconds, window) = (whole_seconds(retry_after), whole_seconds(rate.per()));
     let detail = format!(
-        "There are more new operations than this route allows ({rate}). Nothing was claimed and nothing was run; retry with the same key in {seconds} s."
+        "The limit of new operations on this route is exceeded ({rate}). Nothing was run. Retry with the same key in {seconds} s."
     );
     let policy = format!("\"default\";q={};w={window}", rate.count());
     let mut problem = Problem::new(Code::VelocityLimitExceeded, detail).retry_after(seconds);

@@ -69,7 +69,8 @@ impl NatsSink {
     ) -> Result<Self, NatsUrlError> {
         let servers = url.split(',').map(|server| server.trim().parse::<ServerAddr>());
         let servers = servers.collect::<Result<Vec<_>, _>>();
-        let servers = servers.map_err(|error| NatsUrlError(format!("no URL of NATS: {error}")))?;
+        let servers =
+            servers.map_err(|error| NatsUrlError(format!("not a valid NATS URL: {error}")))?;
         let sizes = Arc::new(Sizes::default());
         let hearing = Arc::clone(&sizes);
         let connected = ConnectOptions::new()
@@ -112,26 +113,26 @@ impl NatsSink {
             None if way.is_refused() => return Err(too_large()),
             None if !is_connected => return Err(no_connection()),
             None => {
-                let said = format!("NATS did not acknowledge it within {patience:?}");
+                let said = format!("NATS did not acknowledge the message within {patience:?}");
                 return Err(SinkError::retry(said));
             }
         };
         let answer = answered.map_err(|error| match error.kind() {
             _ if way.is_refused() => too_large(),
             RequestErrorKind::NoResponders => SinkError::retry(format!(
-                "no stream of NATS JetStream keeps the subject {subject}: create one, such as `nats stream add \
-                 --subjects '{}>'`",
+                "no NATS JetStream stream has the subject {subject}: create one, for example with \
+                 `nats stream add --subjects '{}>'`",
                 self.options.subject_prefix
             )),
             RequestErrorKind::MaxPayloadExceeded => SinkError::poison(format!(
-                "with its headers it is larger than the NATS server takes (max_payload, {} bytes): raise it there \
-                 and retry, or discard the message",
+                "the message and its headers exceed max_payload of the NATS server ({} bytes): \
+                 raise max_payload and retry the message, or discard it",
                 self.client.max_payload()
             )),
             RequestErrorKind::InvalidSubject => SinkError::poison(no_subject(&subject)),
             _ if !is_connected => no_connection(),
             RequestErrorKind::TimedOut | RequestErrorKind::Other => {
-                SinkError::retry(format!("NATS could not be asked: {error}"))
+                SinkError::retry(format!("the request to NATS failed: {error}"))
             }
         })?;
         acknowledged(&answer.payload, &subject)
@@ -162,13 +163,13 @@ impl Sink for NatsSink {
 
 fn too_large() -> SinkError {
     SinkError::poison(
-        "with its headers it is larger than the NATS account takes (max_payload of the account): raise it there, \
-         start the relay anew and retry, or discard the message",
+        "the message and its headers exceed max_payload of the NATS account: raise it, restart the \
+         relay and retry the message, or discard it",
     )
 }
 
 fn no_connection() -> SinkError {
-    SinkError::away("there is no connection to NATS")
+    SinkError::away("not connected to NATS")
 }
 
 /// Returns the subject of a topic. An invalid topic, or one of the server itself (`$…`), is poison.
@@ -186,8 +187,8 @@ fn subject(prefix: &str, topic: &str) -> Result<String, SinkError> {
 
 fn no_subject(subject: &str) -> String {
     format!(
-        "{subject:?} is no subject of NATS: words separated by dots, without blanks and wildcards, and not one of \
-         the server's own ($…)"
+        "{subject:?} is not a valid NATS subject: use words separated by dots, without spaces or \
+         wildcards, not beginning with $"
     )
 }
 
@@ -196,12 +197,14 @@ fn headers(message: &Message) -> Result<HeaderMap, SinkError> {
     for (name, value) in &message.headers {
         if name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-")) {
             return Err(SinkError::poison(format!(
-                "its header {name} is one that NATS itself goes by: give it another name"
+                "the header {name} is reserved by NATS: rename it"
             )));
         }
         let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>())
         else {
-            return Err(SinkError::poison(format!("its header {name:?} is none for NATS")));
+            return Err(SinkError::poison(format!(
+                "the header {name:?} is not a valid NATS header"
+            )));
         };
         headers.append(name, value);
     }
@@ -226,13 +229,14 @@ struct Refusal {
 fn acknowledged(answer: &[u8], subject: &str) -> Result<(), SinkError> {
     match serde_json::from_slice(answer) {
         Ok(Acknowledgement { error: Some(refusal), .. }) => {
-            let said = format!("NATS refused it: {} ({})", refusal.description, refusal.err_code);
+            let said =
+                format!("NATS refused the message: {} ({})", refusal.description, refusal.err_code);
             let is_poison = refusal.err_code == TOO_LARGE_FOR_STREAM;
             Err(if is_poison { SinkError::poison(said) } else { SinkError::retry(said) })
         }
         Ok(Acknowledgement { stream: Some(_), error: None }) => Ok(()),
         _ => Err(SinkError::retry(format!(
-            "what answers on the subject {subject} is no stream of NATS JetStream"
+            "the subject {subject} is answered by a service that is not a NATS JetStream stream"
         ))),
     }
 }

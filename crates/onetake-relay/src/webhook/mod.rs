@@ -147,7 +147,7 @@ impl WebhookSink {
             answer = called => answer?,
             () = self.clock.sleep(self.options.answer_timeout) => {
                 let patience = self.options.answer_timeout;
-                return Err(SinkError::retry(format!("the endpoint did not answer within {patience:?}")));
+                return Err(SinkError::retry(format!("the endpoint did not respond within {patience:?}")));
             }
         };
         judge(status, &headers, &said)
@@ -165,8 +165,9 @@ impl WebhookSink {
             (TOPIC, visible(&message.topic)),
         ];
         for (name, value) in ours {
-            let value = HeaderValue::try_from(value)
-                .map_err(|_| SinkError::poison(format!("it has no {name} that can be sent")))?;
+            let value = HeaderValue::try_from(value).map_err(|_| {
+                SinkError::poison(format!("the {name} of the message is not a valid header value"))
+            })?;
             headers.insert(HeaderName::from_static(name), value);
         }
         let otherwise = [(CONTENT_TYPE, "application/json"), (USER_AGENT, "onetake")];
@@ -203,7 +204,7 @@ impl Sink for WebhookSink {
 
 /// The error for a call without an answer.
 fn uncalled(error: CallError) -> SinkError {
-    let said = format!("the endpoint could not be called: {error}");
+    let said = format!("the request to the endpoint failed: {error}");
     match error {
         CallError::Away(_) => SinkError::away(said),
         CallError::Failed(_) => SinkError::retry(said),
@@ -216,14 +217,16 @@ fn judge(status: StatusCode, headers: &HeaderMap, said: &str) -> Result<(), Sink
         return Ok(());
     }
     match status {
-        StatusCode::GONE => Err(SinkError::poison("the endpoint is gone (410)")),
+        StatusCode::GONE => Err(SinkError::poison("the endpoint no longer exists (410 Gone)")),
         StatusCode::PAYLOAD_TOO_LARGE => Err(SinkError::poison(
-            "it is larger than the endpoint takes (413): have it take more and retry, or discard the message",
+            "the message is too large for the endpoint (413): raise the endpoint's limit and retry the message, or discard it",
         )),
         _ => {
             let said = if said.is_empty() { String::new() } else { format!(": {said}") };
             let what = match status.is_redirection() {
-                true => "the endpoint redirects, which is not followed: name where it leads to",
+                true => {
+                    "the endpoint answered with a redirect, which is not followed: configure the target URL itself"
+                }
                 false => "the endpoint answered",
             };
             let mut error = SinkError::retry(format!("{what} ({}){said}", status.as_u16()));
@@ -242,12 +245,14 @@ fn passed_on(message: &Message) -> Result<HeaderMap, SinkError> {
         let lower = name.to_ascii_lowercase();
         if OURS.contains(&lower.as_str()) || lower.starts_with("webhook-") {
             return Err(SinkError::poison(format!(
-                "its header {name} is one that the request itself goes by: give it another name"
+                "the header {name} is set by the relay itself: rename it"
             )));
         }
         let (Ok(known), Ok(value)) = (HeaderName::try_from(lower), HeaderValue::try_from(value))
         else {
-            return Err(SinkError::poison(format!("its header {name:?} is none of HTTP")));
+            return Err(SinkError::poison(format!(
+                "the header {name:?} is not a valid HTTP header"
+            )));
         };
         headers.append(known, value);
     }

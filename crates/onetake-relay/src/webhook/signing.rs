@@ -24,7 +24,7 @@ impl fmt::Debug for WebhookSecret {
 
 /// The error for a text that is not a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a webhook's secret is {PREFIX} and 24 to 64 bytes in base64")]
+#[error("a webhook secret is {PREFIX} followed by 24 to 64 bytes in base64")]
 pub struct WebhookSecretError;
 
 impl FromStr for WebhookSecret {

@@ -14,7 +14,6 @@ use onetake_core::{SystemClock, SystemRng};
 use onetake_relay::{Relay, RelayOptions, Sink};
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
-use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -25,9 +24,6 @@ struct World {
     store: Arc<PostgresStore>,
 }
 
-/// One server for all tests; it ends with the process.
-static SERVER: OnceCell<Postgres> = OnceCell::const_new();
-
 impl World {
     async fn start() -> Self {
         Self::start_behind(|url| url).await
@@ -35,10 +31,12 @@ impl World {
 
     /// Starts a world whose relays use another URL of the store.
     async fn start_behind(way: impl FnOnce(String) -> String) -> Self {
-        let server = SERVER.get_or_init(Postgres::start).await;
-        let url = server.database();
+        let server = Postgres::shared().await;
+        let migrate = async |url: String| {
+            PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
+        };
+        let url = server.migrated(migrate).await;
         let database = url.rsplit_once('/').unwrap().1.to_owned();
-        PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
         let connect_timeout = Duration::from_secs(60);
         let options = PostgresOptions { connect_timeout, ..PostgresOptions::default() };
         let store = PostgresStore::open(&way(url), options).await.unwrap();

@@ -115,7 +115,10 @@ async fn what_is_too_large_for_the_account_parks_and_the_rest_goes_on() {
     let parked = world.parked().await;
     let keys: Vec<u32> = parked.iter().map(|one| parse(&one.waiting.message.payload).0).collect();
     assert_eq!(keys, [1, 2, 3]);
-    assert!(parked.iter().all(|one| one.error.contains("the NATS account takes")), "{parked:?}");
+    assert!(
+        parked.iter().all(|one| one.error.contains("max_payload of the NATS account")),
+        "{parked:?}"
+    );
     let kept = kept(&kept_by).await;
     assert!((0..10).all(|key| kept[&key] == [1, 2, 3, 4]), "{kept:?}");
     relay.stop().await;

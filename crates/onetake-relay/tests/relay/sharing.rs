@@ -14,7 +14,7 @@ use onetake_relay::{RelayOptions, Sink, SinkError};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, until};
 
-use super::{SERVER, World, hurried, parse};
+use super::{World, hurried, parse};
 
 /// The destination of all relays of a test.
 #[derive(Debug, Default)]
@@ -238,7 +238,7 @@ async fn what_a_turn_has_no_time_for_is_left_for_the_next() {
 /// The store becomes unreachable in the middle, and comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_the_store_ends_no_relay() {
-    let server = SERVER.get_or_init(Postgres::start).await;
+    let server = Postgres::shared().await;
     let proxy = FaultProxy::start(server.address()).await.unwrap();
     let way = proxy.address().to_string();
     let world = World::start_behind(|url| url.replace(&server.address().to_string(), &way)).await;

@@ -173,7 +173,7 @@ async fn each_misbehaviour_is_its_own_and_the_others_go_on() {
     let parked = world.parked().await;
     assert_eq!(parked.len(), 1, "{parked:?}");
     assert_eq!(parse(&parked[0].waiting.message.payload), (GONE, 0));
-    assert_eq!(parked[0].error, "the endpoint is gone (410)");
+    assert_eq!(parked[0].error, "the endpoint no longer exists (410 Gone)");
     // After an answer that came too late, the endpoint is called once more with the same id.
     let mut accepted = endpoint.accepted.lock().unwrap();
     for key in 0..20 {

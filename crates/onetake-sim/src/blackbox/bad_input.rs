@@ -14,7 +14,7 @@ pub(super) async fn bad_keys_are_refused(world: &World) {
         assert!(refused.header("link").contains("describedby"));
     }
     let twice = world.client.post("/any/charge").header("idempotency-key", "sent-twice-00000001");
-    let twice = twice.header("idempotency-key", "sent-twice-00000001").send().await.unwrap();
+    let twice = twice.header("idempotency-key", "sent-twice-00000002").send().await.unwrap();
     assert_eq!((twice.status(), twice.code().as_str()), (400, "idempotency_key_invalid"));
     let missing = world.client.post("/payment/charge").send().await.unwrap();
     assert_eq!((missing.status(), missing.code().as_str()), (400, "idempotency_key_missing"));

@@ -174,6 +174,7 @@ tenant = "credential"
 [[route]]
 match = "POST /velocity/{{*rest}}"
 tenant = "credential"
+key = {{ required = true }}
 velocity = [{{ by = ["tenant", "json:/card"], limit = "3/h" }}]
 
 [[route]]

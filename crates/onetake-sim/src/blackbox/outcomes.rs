@@ -89,8 +89,8 @@ pub(super) async fn an_upstream_that_closes_makes_it_unknown(world: &World) {
     let (first, retry) = twice(world, "/any/close", key).await;
     assert_eq!((first.status(), first.code().as_str()), (502, "upstream_interrupted"));
     is_not_run_again(&retry);
-    assert!(retry.text().contains("closed the connection without an answer"), "{}", retry.text());
-    assert!(!retry.text().contains("release ="), "no line would help: {}", retry.text());
+    assert!(retry.text().contains("closed the connection without a response"), "{}", retry.text());
+    assert!(!retry.text().contains("on_unknown"), "no configuration: {}", retry.text());
     assert_eq!(world.upstream.runs(key), 1);
 }
 
@@ -108,7 +108,7 @@ pub(super) async fn a_500_is_unknown_and_not_run_again(world: &World) {
     assert_eq!((first.status(), first.text().as_str()), (500, "10"), "the upstream's own answer");
     is_not_run_again(&retry);
     assert!(retry.text().contains("the upstream answered 500"), "{}", retry.text());
-    assert!(retry.text().contains(r#"release = [\"500\"]"#), "{}", retry.text());
+    assert!(!retry.text().contains("release ="), "no configuration: {}", retry.text());
     let other = world.client.post("/any/500").key(key).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
     assert_eq!(world.upstream.runs(key), 1);
@@ -149,7 +149,7 @@ pub(super) async fn a_timeout_is_unknown(world: &World) {
     let (first, retry) = twice(world, "/impatient-upstream/gate", key).await;
     assert_eq!((first.status(), first.code().as_str()), (504, "upstream_timeout"));
     is_not_run_again(&retry);
-    assert!(retry.text().contains("took longer than it was allowed to"), "{}", retry.text());
+    assert!(retry.text().contains("exceeded its time limit"), "{}", retry.text());
     world.upstream.ran(key, 1).await;
     assert_eq!(world.upstream.runs(key), 1);
 }

@@ -11,6 +11,7 @@
 
 mod child;
 mod dynamo;
+mod frameworks;
 mod nats;
 mod postgres;
 mod redis;
@@ -26,6 +27,7 @@ use onetake_core::{Clock, SystemClock};
 
 pub use child::Child;
 pub use dynamo::Dynamo;
+pub use frameworks::{Framework, FrameworkServer};
 pub use nats::Nats;
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Flavour, Redis, RedisCluster};

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
+use tokio::sync::OnceCell;
 
 use super::child::Child;
 use super::{free_port, loopback, program, until};
@@ -16,6 +17,8 @@ use super::{free_port, loopback, program, until};
 /// The user of all connections, and the password.
 const USER: &str = "onetake";
 const PASSWORD: &str = "takes one";
+/// The database that migrated databases are copies of.
+const TEMPLATE: &str = "migrated";
 /// The password in the form of a URL.
 const PASSWORD_IN_URL: &str = "takes%20one";
 
@@ -26,9 +29,23 @@ pub struct Postgres {
     folder: TempDir,
     port: u16,
     databases: AtomicU32,
+    template: OnceCell<()>,
 }
 
+/// The server that the tests of a program share.
+static SHARED: OnceCell<Postgres> = OnceCell::const_new();
+
 impl Postgres {
+    /// Returns the server that the tests of this program share. The first call starts it, and it
+    /// ends with the program.
+    ///
+    /// A test starts a server of its own if it stops the server, changes settings, or reads the
+    /// log or the files. So does a test of transactions that stay open, because the oldest one is
+    /// visible in all databases.
+    pub async fn shared() -> &'static Self {
+        SHARED.get_or_init(|| Self::start_with(&["max_connections = 400"])).await
+    }
+
     /// Starts a server with the default configuration: durable.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
@@ -83,7 +100,7 @@ impl Postgres {
         }
         let port = free_port();
         let databases = AtomicU32::new(0);
-        let mut server = Self { child: None, folder, port, databases };
+        let mut server = Self { child: None, folder, port, databases, template: OnceCell::new() };
         server.restart().await;
         server
     }
@@ -141,7 +158,8 @@ impl Postgres {
         let copied = copied.expect("the copy does not panic");
         assert!(copied.is_ok_and(|status| status.success()), "pg_basebackup failed");
         let databases = AtomicU32::new(self.databases.load(Ordering::Relaxed));
-        let mut server = Self { child: None, folder, port: free_port(), databases };
+        let template = self.template.clone();
+        let mut server = Self { child: None, folder, port: free_port(), databases, template };
         server.restart().await;
         server
     }
@@ -205,6 +223,25 @@ impl Postgres {
     pub fn database(&self) -> String {
         let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
         self.sql("postgres", &format!("CREATE DATABASE {name}"));
+        self.url(&name)
+    }
+
+    /// Creates a database with the tables that `migrate` creates, and returns its URL.
+    ///
+    /// Only the first call migrates: the databases are copies of a template.
+    pub async fn migrated<F: Future>(&self, migrate: impl FnOnce(String) -> F) -> String {
+        let make = async || {
+            self.sql("postgres", &format!("CREATE DATABASE {TEMPLATE}"));
+            migrate(self.url(TEMPLATE)).await;
+            // A database cannot be copied while somebody is connected to it.
+            let connected =
+                format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{TEMPLATE}'");
+            until("nobody uses the template", async || self.sql("postgres", &connected) == "0")
+                .await;
+        };
+        self.template.get_or_init(make).await;
+        let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.sql("postgres", &format!("CREATE DATABASE {name} TEMPLATE {TEMPLATE}"));
         self.url(&name)
     }
 

@@ -150,7 +150,7 @@ impl RedisCluster {
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "no cluster: {said}");
         let cluster = Self { nodes };
-        until("the cluster is whole", async || {
+        until("the cluster serves all slots", async || {
             cluster.nodes.iter().all(|node| {
                 let info = node.cli(&["CLUSTER", "INFO"]);
                 info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:6")

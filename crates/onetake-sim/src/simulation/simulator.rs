@@ -364,7 +364,8 @@ impl Simulator {
             let heard = word.and_then(|(_, heard)| heard.as_ref());
             let is_refused = heard.is_some_and(|heard| {
                 // An operator may have declared that it failed.
-                let is_failed = String::from_utf8_lossy(&heard.body).contains("failed for good");
+                let is_failed = String::from_utf8_lossy(&heard.body)
+                    .contains("failed, and the operation is not run again");
                 heard.code.as_deref() == Some("previous_attempt_failed") && !is_failed
             });
             let runs_again = matches!(operation.mode, Mode::Retry | Mode::Rollback);

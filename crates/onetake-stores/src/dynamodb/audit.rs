@@ -77,7 +77,7 @@ fn decode(item: &Item) -> Option<AuditEntry> {
     match AuditEntry::decode(place(item)?, bytes.into()) {
         Ok(entry) => Some(entry),
         Err(error) => {
-            tracing::warn!(%error, "an entry of the audit cannot be read");
+            tracing::warn!(%error, "an entry of the audit log cannot be read");
             None
         }
     }

@@ -75,7 +75,7 @@ async fn check_credentials(provider: Option<SharedCredentialsProvider>) -> Resul
         },
     };
     let what = format!(
-        "there are no AWS credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
+        "no AWS credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or \
          AWS_PROFILE, or give this machine a role ({why})"
     );
     Err(StoreError::new(StoreErrorKind::Invalid, what))

@@ -59,33 +59,39 @@ fn judge(found: &TableDescription, ttl: &TimeToLiveDescription) -> Vec<Finding> 
     let mut findings =
         vec![Finding::fine(format!("every write is durable; {}", schema::state(found)))];
     findings.push(if schema::deletes(ttl) {
-        Finding::fine("the server deletes what expired")
+        Finding::fine("the server deletes expired records (TTL is on)")
     } else {
         let fix = "run `onetake migrate`, which switches TTL on";
-        Finding::weak("nobody deletes what expired: the table grows without end", fix)
+        Finding::weak(
+            "TTL is off, so expired records are not deleted and the table grows without limit",
+            fix,
+        )
     });
     for index in schema::lacks(found) {
-        let what = format!("it has no index `{}`: {}", index.name, index.without);
-        findings.push(Finding::broken(what, "run `onetake migrate`, which adds it"));
+        let what = format!("the table has no index `{}`: {}", index.name, index.without);
+        findings.push(Finding::broken(what, "run `onetake migrate`, which adds the index"));
     }
     let billing = found.billing_mode_summary().and_then(BillingModeSummary::billing_mode);
     findings.push(if billing == Some(&BillingMode::PayPerRequest) {
-        Finding::fine("capacity grows by itself (PAY_PER_REQUEST)")
+        Finding::fine("the capacity grows on demand (PAY_PER_REQUEST)")
     } else {
-        let fix = "switch it to PAY_PER_REQUEST, or let it scale by itself";
-        Finding::weak("its capacity is fixed: above it, requests are refused with 503", fix)
+        let fix = "switch the table to PAY_PER_REQUEST, or configure auto scaling";
+        Finding::weak(
+            "the capacity of the table is fixed: requests above it are refused with 503",
+            fix,
+        )
     });
     let regions: Vec<&str> = found.replicas().iter().filter_map(|r| r.region_name()).collect();
     if !regions.is_empty() {
-        let what = format!("it is a global table ({})", regions.join(", "));
+        let what = format!("the table is a global table ({})", regions.join(", "));
         let strong = found.multi_region_consistency() == Some(&MultiRegionConsistency::Strong);
         findings.push(if strong {
-            Finding::fine(format!("{what} of strong consistency"))
+            Finding::fine(format!("{what} with strong consistency"))
         } else {
             let fix =
-                "let all nodes that share keys use one region, or make it strongly consistent";
+                "let all nodes that share keys use one region, or make the table strongly consistent";
             Finding::broken(
-                format!("{what} that is replicated asynchronously: two regions can both run a key"),
+                format!("{what} with asynchronous replication: two regions can both run the same key"),
                 fix,
             )
         });
@@ -95,14 +101,14 @@ fn judge(found: &TableDescription, ttl: &TimeToLiveDescription) -> Vec<Finding> 
 
 fn judge_clock(ahead: i64, margin: Duration) -> Finding {
     let off = Duration::from_micros(ahead.unsigned_abs());
-    let what = format!("this machine's clock is off by {} s", off.as_secs());
+    let what = format!("the clock of this machine is off by {} s", off.as_secs());
     if off > margin / 2 {
-        let fix = "set it by NTP: keys could be used again before they expire";
+        let fix = "synchronize it with NTP: otherwise keys could run again before they expire";
         Finding::broken(what, fix)
     } else if off > CLOCK_OFF {
-        Finding::weak(what, "set it by NTP")
+        Finding::weak(what, "synchronize it with NTP")
     } else {
-        Finding::fine("this machine's clock is right to within some seconds")
+        Finding::fine("the clock of this machine is right to within a few seconds")
     }
 }
 

@@ -47,7 +47,7 @@ where
 {
     match error {
         SdkError::TimeoutError(_) => {
-            (RequestFailure::TimedOut, "DynamoDB does not answer in time".into())
+            (RequestFailure::TimedOut, "DynamoDB did not respond in time".into())
         }
         SdkError::ServiceError(answer) => {
             let code = answer.err().code().unwrap_or("no code");
@@ -80,15 +80,15 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Request
         }
         "ResourceNotFoundException" => (
             RequestFailure::Invalid,
-            format!("the table {table} is not there: run `onetake migrate` ({said})"),
+            format!("the table {table} does not exist: run `onetake migrate` ({said})"),
         ),
         "AccessDeniedException" => (
             RequestFailure::Invalid,
             format!(
-                "the credentials may not use the table {table}: allow PutItem, GetItem, \
+                "the credentials have no permission for the table {table}: allow PutItem, GetItem, \
                  BatchGetItem, Query, Scan, DescribeTable and DescribeTimeToLive on it and its \
-                 indexes, and for `onetake migrate` CreateTable, UpdateTable and \
-                 UpdateTimeToLive ({said})"
+                 indexes, and for `onetake migrate` CreateTable, UpdateTable and UpdateTimeToLive \
+                 ({said})"
             ),
         ),
         // A wrong secret and a wrong clock lead to the same code.
@@ -97,17 +97,19 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Request
         {
             (RequestFailure::Invalid, format!("the AWS credentials are wrong ({said})"))
         }
-        "InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired" => {
-            (RequestFailure::Refused, format!("this machine's clock is off: set it right ({said})"))
-        }
+        "InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired" => (
+            RequestFailure::Refused,
+            format!("the clock of this machine is wrong: synchronize it with NTP ({said})"),
+        ),
         "UnrecognizedClientException"
         | "MissingAuthenticationTokenException"
         | "IncompleteSignatureException" => {
             (RequestFailure::Invalid, format!("the AWS credentials are wrong ({said})"))
         }
-        "ExpiredTokenException" => {
-            (RequestFailure::Refused, format!("the AWS credentials have run out ({said})"))
-        }
+        "ExpiredTokenException" => (
+            RequestFailure::Refused,
+            format!("the AWS credentials have expired: renew them ({said})"),
+        ),
         _ if status >= 500 => (RequestFailure::Lost, format!("DynamoDB failed ({said})")),
         _ => (RequestFailure::Invalid, format!("DynamoDB refused a request ({said})")),
     }

@@ -25,7 +25,7 @@ const INDEXES: [Index; 3] = [
         range: None,
         key: "w (N)",
         holds: &["v", "r"],
-        without: "nobody notices what was abandoned",
+        without: "abandoned attempts are not found",
     },
     Index {
         name: FOUND,
@@ -33,7 +33,7 @@ const INDEXES: [Index; 3] = [
         range: Some("o"),
         key: "h (B) and o (B, sorted)",
         holds: &["x"],
-        without: "no reference leads to its record, and no audit is read",
+        without: "records are not found by reference, and the audit log cannot be read",
     },
     Index {
         name: ASKS,
@@ -41,7 +41,7 @@ const INDEXES: [Index; 3] = [
         range: Some("t"),
         key: "q (N) and t (N, sorted)",
         holds: &["a", "e"],
-        without: "nobody asks what became of what is to be reconciled",
+        without: "unknown outcomes are not reconciled",
     },
 ];
 /// The longest wait for the creation of a table.
@@ -85,8 +85,8 @@ pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     let found = describe(table).await?;
     if let Some(Index { name, .. }) = fits(&found, &table.place.table)? {
         let what = format!(
-            "the table {} has no index `{name}`, which earlier versions did without: run `onetake \
-             migrate`, which adds it while the table is used",
+            "the table {} has no index `{name}`, which earlier versions did not need: run `onetake \
+             migrate`, which adds it while the table is in use",
             table.place.table
         );
         return Err(StoreError::new(StoreErrorKind::Invalid, what));
@@ -126,7 +126,7 @@ pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
         }
         if table.clock.monotonic() >= abort {
             let what = format!(
-                "the table {} is not ready after {} s; run `onetake migrate` again, until it is",
+                "the table {} is not ready after {} s; run `onetake migrate` again until it is ready",
                 table.place.table,
                 CREATED_WITHIN.as_secs()
             );
@@ -172,31 +172,31 @@ pub(super) fn lacks(found: &TableDescription) -> impl Iterator<Item = &'static I
 fn fits(found: &TableDescription, name: &str) -> Result<Option<&'static Index>, StoreError> {
     let other = |what: String| {
         let what = format!(
-            "the table {name} is of another shape: {what}; give onetake a table of its own, and let \
-             `onetake migrate` create it"
+            "the table {name} is not a table of onetake: {what}. Name another table in the URL, \
+             and create it with `onetake migrate`"
         );
         Err(StoreError::new(StoreErrorKind::Invalid, what))
     };
     let keys = keys_of(found.key_schema(), found);
     if keys != "id (B)" {
-        return other(format!("its key is {keys} instead of id (B)"));
+        return other(format!("the key is {keys} instead of id (B)"));
     }
     for Index { name, key, holds, .. } in &INDEXES {
         let Some(index) = index(found, name) else {
             if *name == RUNNING {
-                return other(format!("it has no index `{name}`"));
+                return other(format!("the index `{name}` is missing"));
             }
             continue;
         };
         let keys = keys_of(index.key_schema(), found);
         if keys != *key {
-            return other(format!("the key of its index `{name}` is {keys} instead of {key}"));
+            return other(format!("the key of the index `{name}` is {keys} instead of {key}"));
         }
         let projection = index.projection();
         let all = projection.and_then(Projection::projection_type) == Some(&ProjectionType::All);
         let held = projection.map(Projection::non_key_attributes).unwrap_or_default();
         if !all && !holds.iter().all(|name| held.iter().any(|held| held == name)) {
-            return other(format!("its index `{name}` does not hold {}", holds.join(" and ")));
+            return other(format!("the index `{name}` does not include {}", holds.join(" and ")));
         }
     }
     Ok(lacks(found).next())
@@ -237,9 +237,10 @@ fn status(found: &TableDescription, index: &Index) -> IndexStatus {
 }
 
 pub(super) fn state(found: &TableDescription) -> String {
-    let table = found.table_status().map_or("of no state", TableStatus::as_str);
-    let index =
-        |index: &Index| format!(", its index `{}` {}", index.name, status(found, index).as_str());
+    let table = found.table_status().map_or("in an unknown state", TableStatus::as_str);
+    let index = |index: &Index| {
+        format!(", the index `{}` is {}", index.name, status(found, index).as_str())
+    };
     let indexes: String = INDEXES.iter().map(index).collect();
     format!("the table is {table}{indexes}")
 }
@@ -333,7 +334,7 @@ async fn switch_on_ttl(table: &Table) -> Result<(), StoreError> {
             Some(TTL) | None => Ok(()),
             Some(other) => {
                 let what = format!(
-                    "the table {} deletes by the attribute `{other}` instead of `{TTL}`",
+                    "TTL of the table {} uses the attribute `{other}` instead of `{TTL}`: turn it off, and run `onetake migrate` again",
                     table.place.table
                 );
                 Err(StoreError::new(StoreErrorKind::Invalid, what))

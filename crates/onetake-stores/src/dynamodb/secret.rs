@@ -38,7 +38,7 @@ pub(super) async fn keep(
         _ => error,
     })?;
     found.ok_or_else(|| {
-        let what = format!("the secret `{name}` was deleted from the table while it was made");
+        let what = format!("the secret `{name}` was deleted from the table while it was created");
         StoreError::new(StoreErrorKind::Unavailable, what)
     })
 }

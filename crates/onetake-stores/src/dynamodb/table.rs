@@ -268,7 +268,7 @@ impl Table {
             }
             self.pause(round).await;
         }
-        let what = "DynamoDB leaves out items that it is asked for: it has no capacity left";
+        let what = "DynamoDB did not return all requested items: it has no capacity left";
         Err((left, StoreError::new(StoreErrorKind::Unavailable, what)))
     }
 

@@ -247,6 +247,6 @@ fn next_version(found: Option<&VersionedRecord>) -> u64 {
 }
 
 fn crowded() -> StoreError {
-    let what = format!("a key was changed by others {RACES_MAX} times while it was decided on");
+    let what = format!("the record of a key was changed concurrently {RACES_MAX} times; try again");
     StoreError::new(StoreErrorKind::Unavailable, what)
 }

@@ -42,14 +42,14 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_url_is_said() {
         for (url, why) in [
-            ("dynamo://eu/abc", "not a URL of DynamoDB"),
+            ("dynamo://eu/abc", "not a DynamoDB URL"),
             ("dynamodb://eu-central-1", "table is missing"),
             ("dynamodb:///abc", "region"),
             ("dynamodb://eu central/abc", "white space"),
             ("dynamodb://eu-central-1/ab", "3 to 255"),
             ("dynamodb://eu-central-1/a/b", "3 to 255"),
             ("dynamodb://eu-central-1/abc?endpoint=127.0.0.1:8000", "http://"),
-            ("dynamodb://eu-central-1/abc?secret=s3cret", "not an endpoint"),
+            ("dynamodb://eu-central-1/abc?secret=s3cret", "not a valid endpoint"),
         ] {
             let error = TableLocation::parse(url).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid);

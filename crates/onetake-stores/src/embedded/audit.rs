@@ -76,7 +76,7 @@ fn load(table: &Keyspace, place: AuditPosition) -> Result<Option<AuditEntry>, St
     match AuditEntry::decode(place, Bytes::copy_from_slice(&value)) {
         Ok(entry) => Ok(Some(entry)),
         Err(error) => {
-            tracing::warn!(%error, "an entry of the audit cannot be read");
+            tracing::warn!(%error, "an entry of the audit log cannot be read");
             Ok(None)
         }
     }
@@ -84,6 +84,6 @@ fn load(table: &Keyspace, place: AuditPosition) -> Result<Option<AuditEntry>, St
 
 fn place(key: &[u8]) -> Result<AuditPosition, StoreError> {
     key.last_chunk().copied().map(AuditPosition::from_bytes).ok_or_else(|| {
-        StoreError::new(StoreErrorKind::Corrupt, "the key of an entry of the audit is damaged")
+        StoreError::new(StoreErrorKind::Corrupt, "the key of an entry of the audit log is damaged")
     })
 }

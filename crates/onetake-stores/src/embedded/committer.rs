@@ -106,7 +106,7 @@ fn passed_over(record: &Record, now: Timestamp) -> AuditEntry {
         ended: AuditResult::Done,
         before: "running".to_owned(),
         by: "restart".to_owned(),
-        reason: "it was running when the store was last closed".to_owned(),
+        reason: "the operation was running when the store was last closed".to_owned(),
     }
 }
 
@@ -131,7 +131,7 @@ impl Committer {
         if unknown > 0 {
             tracing::warn!(
                 count = unknown,
-                "operations were running when the store was last closed: their outcome is unknown"
+                "operations were running when the store was last closed: their outcomes are unknown"
             );
         }
         for lost in lost.chunks(RESTART_BATCH) {
@@ -275,7 +275,9 @@ impl Committer {
             let witness = self.tables.witness(self.memory.ceiling);
             match witness.write(self.folder.path()) {
                 Ok(()) => self.witnessed = self.memory.ceiling,
-                Err(error) => tracing::warn!(%error, "the store's WITNESS could not be written"),
+                Err(error) => {
+                    tracing::warn!(%error, "the WITNESS file of the store could not be written")
+                }
             }
         }
     }
@@ -294,7 +296,7 @@ impl Committer {
         let work = move || {
             let _alive: mpsc::Sender<()> = alive;
             if let Err(error) = compact() {
-                tracing::warn!(%error, "the space of expired records could not be given back yet");
+                tracing::warn!(%error, "the space of expired records could not be freed yet");
             }
         };
         let thread = std::thread::Builder::new().name("onetake-compact".to_owned());
@@ -318,7 +320,7 @@ impl Committer {
         });
         if let Err(error) = marked {
             // The next start opens the folder as after a crash.
-            tracing::warn!(%error, "the store's WITNESS could not be written");
+            tracing::warn!(%error, "the WITNESS file of the store could not be written");
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ pub(super) const FORMAT: u32 = 1;
 pub enum OpenError {
     /// Another process uses the folder.
     #[error(
-        "the data folder {path} is in use by another process{holder}: stop that one, or give this one a folder of its own"
+        "the data folder {path} is in use by another process{holder}: stop that process, or use another folder"
     )]
     InUse {
         /// The folder.
@@ -39,7 +39,7 @@ pub enum OpenError {
     },
     /// The folder contains something else.
     #[error(
-        "{path} is not empty and not an onetake data folder (it has no FORMAT file): name an empty or new folder"
+        "{path} is neither empty nor an onetake data folder (it has no FORMAT file): use an empty or new folder"
     )]
     NotOurs {
         /// The folder.
@@ -47,7 +47,7 @@ pub enum OpenError {
     },
     /// The folder was written by another version.
     #[error(
-        "the data folder {path} has format {found}, this version reads format {FORMAT}: use the version that wrote it, or an empty folder"
+        "the data folder {path} has format {found}, and this version of onetake reads format {FORMAT}: use the version that wrote the folder, or an empty folder"
     )]
     OtherFormat {
         /// The folder.
@@ -57,7 +57,7 @@ pub enum OpenError {
     },
     /// Something in the folder differs from what was written.
     #[error(
-        "the data folder {path} is damaged: {what}. Nothing in its tables was changed. Restore it from a backup; starting with an empty folder forgets which operations have run"
+        "the data folder {path} is damaged: {what}. Nothing in its tables was changed. Restore the folder from a backup. If you start with an empty folder, onetake no longer knows which operations have run"
     )]
     Damaged {
         /// The folder.
@@ -69,7 +69,7 @@ pub enum OpenError {
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
     /// The operating system refused.
-    #[error("cannot {action} in the data folder {path}: {source}")]
+    #[error("cannot {action} in the data folder {path}")]
     Io {
         /// The folder.
         path: PathBuf,
@@ -135,7 +135,7 @@ impl Folder {
     pub(super) fn witness(&self) -> Result<Witness, OpenError> {
         Witness::read(&self.path)
             .map_err(|error| OpenError::io(&self.path, "read WITNESS", error))?
-            .ok_or_else(|| OpenError::damaged(&self.path, "WITNESS is not what was written"))
+            .ok_or_else(|| OpenError::damaged(&self.path, "the contents of WITNESS have changed"))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -241,7 +241,7 @@ fn take_lock(path: &Path) -> Result<File, OpenError> {
 fn check_format(path: &Path, text: &str) -> Result<(), OpenError> {
     let mut lines = text.lines();
     if lines.next() != Some(TITLE) {
-        return Err(OpenError::damaged(path, "FORMAT does not say that this is an onetake folder"));
+        return Err(OpenError::damaged(path, "FORMAT is not that of an onetake data folder"));
     }
     let found = lines.next().and_then(|line| line.strip_prefix("format ")).unwrap_or("?").trim();
     match found.parse::<u32>() {

@@ -58,7 +58,7 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
     }
     paths.sort();
     let Some((_, newest)) = paths.last().cloned() else {
-        return Ok(Err("its journal is missing".to_owned()));
+        return Ok(Err("the journal is missing".to_owned()));
     };
     let mut journals =
         Journals { lengths: BTreeMap::new(), newest: None, last: Vec::new(), is_torn: false };
@@ -73,7 +73,9 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
         last = whole.last;
         let (end, rest) = (whole.end, bytes.get(whole.end..).unwrap_or_default());
         if goes_on(rest, whole.last, mark) {
-            return Ok(Err(format!("{name} cannot be read at byte {end}, but goes on behind it")));
+            return Ok(Err(format!(
+                "{name} cannot be read at byte {end}, but has valid entries after it"
+            )));
         }
         if !is_zeros(rest) {
             // A journal is complete before the next one begins.

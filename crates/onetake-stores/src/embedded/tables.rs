@@ -69,11 +69,14 @@ impl Tables {
         };
         // The tree panics on some kinds of damage.
         let tables = catch_unwind(AssertUnwindSafe(|| Self::open_tree(folder, witness.mark)))
-            .map_err(|_| OpenError::damaged(folder.path(), "its tables cannot be read"))?
+            .map_err(|_| OpenError::damaged(folder.path(), "the tables cannot be read"))?
             .map_err(|error| refused(folder, error))?;
         let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
         if ceiling < witness.ceiling {
-            return Err(OpenError::damaged(folder.path(), "its tables are older than they were"));
+            return Err(OpenError::damaged(
+                folder.path(),
+                "the tables are older than at the last use: an old copy was restored, or writes were lost",
+            ));
         }
         folder.begin_use(&tables.witness(ceiling))?;
         Ok(tables)
@@ -175,7 +178,10 @@ impl Tables {
             return Ok(Fence::default());
         };
         let bytes = value.as_ref().try_into().map_err(|_| {
-            StoreError::new(StoreErrorKind::Corrupt, "the store's fence ceiling cannot be read")
+            StoreError::new(
+                StoreErrorKind::Corrupt,
+                "the highest fence of the store cannot be read",
+            )
         })?;
         Ok(Fence::new(u64::from_be_bytes(bytes)))
     }
@@ -228,7 +234,7 @@ impl Tables {
     /// traffic to fill a large one.
     pub(super) fn drop_replaced_files(&self) {
         if let Err(error) = self.meta.rotate_memtable() {
-            tracing::warn!(%error, "the space of expired records could not be given back yet");
+            tracing::warn!(%error, "the space of expired records could not be freed yet");
         }
     }
 
@@ -247,7 +253,7 @@ fn refused(folder: &Folder, error: fjall::Error) -> OpenError {
         }
         error => OpenError::Damaged {
             path: folder.path().to_owned(),
-            what: format!("its tables cannot be read ({error})"),
+            what: format!("the tables cannot be read ({error})"),
             source: Some(Box::new(error)),
         },
     }
@@ -259,32 +265,32 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     let damaged = |what: String| OpenError::damaged(folder.path(), what);
     match std::fs::read(path.join("version")) {
         Ok(version) if version == TREE_VERSION => {}
-        Ok(_) => return Err(damaged("db/version is not what was written".to_owned())),
-        Err(_) => return Err(damaged("its db folder is missing".to_owned())),
+        Ok(_) => return Err(damaged("the contents of db/version have changed".to_owned())),
+        Err(_) => return Err(damaged("the db folder is missing".to_owned())),
     }
     let tables = path.join("keyspaces");
     for table in &witness.tables {
         // fjall assumes that a table without this file is half created, and deletes it.
         if !tables.join(table).join("current").is_file() {
-            return Err(damaged(format!("the table {table} is missing, or its list of files is")));
+            return Err(damaged(format!("the table {table} or its list of files is missing")));
         }
     }
     let io = |error| OpenError::io(folder.path(), "read the tables", error);
     for table in &witness.tables {
         if !manifest::is_whole(&tables.join(table)).map_err(io)? {
-            return Err(damaged(format!("the table {table} has another list of files")));
+            return Err(damaged(format!("the list of files of the table {table} has changed")));
         }
     }
     for entry in std::fs::read_dir(&tables).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
         if name.to_str().is_none_or(|name| !witness.tables.iter().any(|table| table == name)) {
-            return Err(damaged(format!("something else is in db/keyspaces: {}", name.display())));
+            return Err(damaged(format!("db/keyspaces has an unknown entry: {}", name.display())));
         }
     }
     let io = |error| OpenError::io(folder.path(), "read the journal", error);
     let journals = journal::check(&path, &witness.mark).map_err(io)?.map_err(damaged)?;
     if witness.journals.as_ref().is_some_and(|closed| *closed != journals.lengths) {
-        return Err(damaged("its journal is not what it was when it was closed".to_owned()));
+        return Err(damaged("the journal has changed since the store was closed".to_owned()));
     }
     // From here on the folder is in use, so the journal lengths of the last close are dropped.
     // Opening the tree changes its journals, and may be interrupted.
@@ -292,7 +298,7 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     let is_clean = witness.journals.is_some();
     let mended = journal::cut(&journals)
         .and_then(|()| if is_clean { Ok(()) } else { journal::write_last_again(&journals) });
-    mended.map_err(|error| OpenError::io(folder.path(), "mend the journal", error))
+    mended.map_err(|error| OpenError::io(folder.path(), "repair the journal", error))
 }
 
 /// Writes that become durable together.
@@ -440,6 +446,9 @@ fn unreadable(id: RecordId) -> StoreError {
 }
 
 pub(super) fn broken(error: fjall::Error) -> StoreError {
-    StoreError::new(StoreErrorKind::Corrupt, format!("the store's folder failed: {error}"))
-        .with_source(error)
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        format!("reading or writing the data folder failed: {error}"),
+    )
+    .with_source(error)
 }

@@ -16,13 +16,16 @@ pub(super) struct FilterMetrics {
 }
 
 const COUNTERS: [(&str, &str); 7] = [
-    ("onetake_filter_hits_total", "Reads that the filter answered by itself."),
-    ("onetake_filter_misses_total", "Reads that the filter passed on to the authority."),
-    ("onetake_filter_refused_total", "Entries that were not believed."),
-    ("onetake_filter_errors_total", "Reads for which the filter could not be asked."),
+    ("onetake_filter_hits_total", "Reads answered by the filter."),
+    ("onetake_filter_misses_total", "Reads passed on to the authority."),
+    (
+        "onetake_filter_refused_total",
+        "Entries that were refused because they are not authentic or not valid.",
+    ),
+    ("onetake_filter_errors_total", "Reads for which the filter was unreachable."),
     ("onetake_filter_writes_dropped_total", "Entries that were not written."),
-    ("onetake_filter_checked_total", "Entries that were compared with the authority."),
-    ("onetake_filter_repairs_total", "Entries that disagreed with the authority."),
+    ("onetake_filter_checked_total", "Entries compared with the authority."),
+    ("onetake_filter_repairs_total", "Entries that differed from the authority."),
 ];
 
 impl FilterMetrics {

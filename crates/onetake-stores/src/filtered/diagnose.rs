@@ -24,7 +24,7 @@ impl FilteredStore {
         let within = connection.options().command_timeout;
         let nodes = connection.primaries();
         let Some(first) = nodes.first() else {
-            let what = "no node of the Redis Cluster keeps any slot";
+            let what = "no node of the Redis Cluster serves a slot";
             return Err(StoreError::new(StoreErrorKind::Unavailable, what));
         };
         let mut trips = Vec::with_capacity(ROUND_TRIPS);
@@ -50,7 +50,7 @@ impl FilteredStore {
         let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         let mut findings = together(&names, findings);
         findings.push(Finding::fine(
-            "nothing is lost with what the filter holds: the authority has it",
+            "the filter can lose its entries without harm: the authority has all records",
         ));
         findings.push(slowness(round_trip));
         // The filter uses the authority's clock and its own. Redis's clock is not used.
@@ -61,8 +61,8 @@ impl FilteredStore {
 fn slowness(round_trip: Duration) -> Finding {
     if round_trip > Duration::from_millis(5) {
         return Finding::weak(
-            format!("a round trip takes {round_trip:?}, which every new key pays too"),
-            "put the filter's Redis near the gateway, or leave it out",
+            format!("a round trip takes {round_trip:?}, and every new key waits for it"),
+            "run the Redis of the filter near the gateway, or remove the filter",
         );
     }
     Finding::fine(format!("a round trip takes {round_trip:?}"))
@@ -72,15 +72,15 @@ fn memory(maxmemory: &str, policy: &str) -> Option<Finding> {
     match (maxmemory, policy) {
         ("", _) => None,
         ("0", _) => Some(Finding::weak(
-            "Redis may take all of the machine's memory (maxmemory is 0)",
+            "Redis can use all memory of its machine (maxmemory is 0)",
             "set maxmemory, and maxmemory-policy allkeys-lru",
         )),
         (_, "noeviction") => Some(Finding::weak(
-            "when its memory is full, Redis takes no new entries (maxmemory-policy is noeviction)",
+            "when its memory is full, Redis accepts no new entries (maxmemory-policy is noeviction)",
             "set maxmemory-policy allkeys-lru",
         )),
         (_, policy) => {
-            Some(Finding::fine(format!("old entries make room for new ones ({policy})")))
+            Some(Finding::fine(format!("old entries are evicted for new ones ({policy})")))
         }
     }
 }

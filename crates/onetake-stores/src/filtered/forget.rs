@@ -32,7 +32,7 @@ impl FilteredStore {
         let answer = by_authority.await?;
         // Once more, for a node that read the authority in between.
         self.writer.forget(ids).await.map_err(|error| {
-            let what = "forgotten, but the filter may still replay it; forget it again";
+            let what = "the key was forgotten, but the filter may still replay its outcome: forget the key again";
             StoreError::new(StoreErrorKind::Indeterminate, what).with_source(error)
         })?;
         Ok(answer)
@@ -109,6 +109,8 @@ pub(super) fn forgets(item: &Settlement) -> bool {
 
 fn nothing_forgotten(error: StoreError) -> StoreError {
     let error = wrote_nothing(error);
-    let what = format!("nothing was forgotten, because the filter would replay it: {error}");
+    let what = format!(
+        "the key was not forgotten, because the filter would still replay its outcome: {error}"
+    );
     StoreError::new(error.kind(), what).with_source(error)
 }

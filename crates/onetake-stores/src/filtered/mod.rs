@@ -207,7 +207,7 @@ impl FilteredStore {
 
 /// The error for an authority that returns fewer answers than items.
 fn no_answer() -> StoreError {
-    StoreError::new(StoreErrorKind::Indeterminate, "the store gave no answer to an item")
+    StoreError::new(StoreErrorKind::Indeterminate, "the store returned no result for an item")
 }
 
 impl Store for FilteredStore {

@@ -41,7 +41,7 @@ impl FilterState {
         for (id, found) in ids.iter().zip(found) {
             let bytes = found.unwrap_or_else(|error| {
                 self.counters.errors.increment(1);
-                tracing::debug!(%error, "the filter could not be asked");
+                tracing::debug!(%error, "the filter could not be read");
                 Bytes::new()
             });
             if bytes.is_empty() || *bytes == *writer::FORGOTTEN {
@@ -55,7 +55,7 @@ impl FilterState {
                 Ok(_ended) => FilterContent::Unusable,
                 Err(why) => {
                     FilterMetrics::refused(why);
-                    tracing::debug!(reference = %id.reference(), ?why, "an entry was refused");
+                    tracing::debug!(reference = %id.reference(), ?why, "an entry of the filter was refused");
                     FilterContent::Unusable
                 }
             };

@@ -147,7 +147,7 @@ impl Repairer {
             reference = %entry.id.reference(),
             fence = %entry.fence,
             authority_fence = found.map(|found| found.fence.get()),
-            "the filter disagreed with the authority, which wins"
+            "an entry of the filter differed from the authority and was replaced"
         );
     }
 
@@ -162,7 +162,7 @@ impl Repairer {
                 self.shared.counters.restored.increment(1);
                 tracing::error!(
                     reference = %entry.id.reference(),
-                    "the authority had lost an outcome that it had acknowledged; the filter had it"
+                    "the authority had lost an acknowledged outcome, which was restored from the filter: check its replication and durability settings"
                 );
             }
             Settled::Stale { current } => self.overrule(entry, current.as_ref(), asked_at),

@@ -41,11 +41,11 @@ pub(super) fn encode(
 }
 
 pub(super) fn decode(mut bytes: Bytes) -> Decoded {
-    let cut = DecodeError::new("it is cut");
+    let cut = DecodeError::new("the file is truncated");
     let end = bytes.len().checked_sub(32).ok_or(cut.clone())?;
     let digest = bytes.split_off(end);
     if Fingerprint::of(&bytes).digest().as_slice() != digest.as_ref() {
-        return Err(DecodeError::new("it is not as it was written"));
+        return Err(DecodeError::new("the checksum of the file is wrong"));
     }
     let entries = bytes.strip_prefix(TITLE).ok_or(cut)?;
     let mut from = Reader(Bytes::copy_from_slice(entries));

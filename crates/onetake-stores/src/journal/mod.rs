@@ -128,7 +128,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
-        let what = "the journal's thread ended before it answered";
+        let what = "the thread of the journal ended without a result";
         Err(StoreError::new(StoreErrorKind::Unavailable, what))
     })
 }
@@ -198,7 +198,10 @@ fn names(folder: &Path, store: &StoreDigest) -> io::Result<Vec<String>> {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         match is_of_another(&path, store) {
             Ok(false) => names.push(name.to_owned()),
-            Ok(true) => tracing::debug!(file = name, "these are outcomes of another store"),
+            Ok(true) => tracing::debug!(
+                file = name,
+                "a file of the journal is skipped: its outcomes belong to another store"
+            ),
             // Another process of this folder was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             // A later read reports why the file cannot be read.
@@ -227,7 +230,7 @@ fn is_whole(path: &Path) -> io::Result<bool> {
 fn read(path: &Path, store: &StoreDigest) -> io::Result<Option<JournalBatch>> {
     let found = match fs::metadata(path) {
         Ok(found) if found.len() > FILE_BYTES_MAX => {
-            Ok(Err(DecodeError::new("it is larger than a journal's file can be")))
+            Ok(Err(DecodeError::new("the file is too large for a journal")))
         }
         Ok(_) => fs::read(path).map(|bytes| decode(bytes.into())),
         Err(error) => Err(error),
@@ -239,7 +242,7 @@ fn read(path: &Path, store: &StoreDigest) -> io::Result<Option<JournalBatch>> {
         Ok(Err(error)) => {
             tracing::error!(
                 file = %path.display(), %error,
-                "a file of the journal is damaged: the outcomes in it are unknown; move it away to end this message"
+                "a file of the journal is damaged: its outcomes are lost, and their keys become unknown. Move the file away to stop this message"
             );
             Ok(Some(JournalBatch::default()))
         }

@@ -77,8 +77,8 @@ impl Address {
         let mut config = Config::from_str(&plain).map_err(|error| {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
             invalid(format!(
-                "not a valid PostgreSQL URL{}; write postgres://USER:PASSWORD@HOST:PORT/DATABASE, with \
-                 special characters in the password written as %XX",
+                "not a valid PostgreSQL URL{}; write postgres://USER:PASSWORD@HOST:PORT/DATABASE, \
+                 and special characters in the password as %XX",
                 cause.unwrap_or_default()
             ))
         })?;

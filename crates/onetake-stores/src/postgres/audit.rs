@@ -65,7 +65,7 @@ pub(super) async fn read(
         // An unreadable entry is skipped, so that it hides no other.
         match AuditEntry::decode(place, Bytes::copy_from_slice(get(row, 1)?)) {
             Ok(entry) => entries.push(entry),
-            Err(error) => tracing::warn!(%error, "an entry of the audit cannot be read"),
+            Err(error) => tracing::warn!(%error, "an entry of the audit log cannot be read"),
         }
     }
     let next = last.filter(|_| rows.len() >= limit).map(|place| place.cursor());

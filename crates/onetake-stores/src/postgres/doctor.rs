@@ -51,7 +51,7 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
         findings.push(if value == "off" {
             Finding::broken(
                 format!(
-                    "{name} is off: a crash of the machine loses or damages what was acknowledged"
+                    "{name} is off: a crash of the machine loses or damages acknowledged writes"
                 ),
                 format!("ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf();"),
             )
@@ -63,7 +63,7 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
     findings.extend(replicas(&get::<String>(row, 3)?, &get::<String>(row, 4)?, get(row, 6)?));
     if get(row, 5)? {
         findings.push(Finding::broken(
-            "this server is a replica and takes no writes",
+            "this server is a replica and accepts no writes",
             "name the primary in the URL, or several hosts with target_session_attrs=read-write",
         ));
     }
@@ -71,16 +71,16 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
     let isolation: String = get(row, 9)?;
     if isolation != "read committed" {
         findings.push(Finding::weak(
-            format!("default_transaction_isolation is {isolation}: statements are often sent twice"),
-            "leave it at read committed for onetake's role: ALTER ROLE … SET default_transaction_isolation = 'read committed'",
+            format!("default_transaction_isolation is {isolation}: many statements must be sent twice"),
+            "use read committed for the role of onetake: ALTER ROLE … SET default_transaction_isolation = 'read committed'",
         ));
     }
     findings.extend(open_for_long(get::<i64>(row, 10)?.max(get(row, 11)?)));
     let ahead = ahead(get(row, 8)?, here.as_micros(), round_trip);
     if ahead.abs() > CLOCK_AWAY {
         findings.push(Finding::weak(
-            "this machine's clock and the server's are more than a second apart; the server's decides",
-            "let both follow NTP, so that logs can be compared",
+            "the clocks of this machine and of the server differ by more than a second; onetake uses the clock of the server",
+            "synchronize both with NTP, so that logs can be compared",
         ));
     }
     findings.extend(tables(store).await);
@@ -95,11 +95,12 @@ fn open_for_long(seconds: i64) -> Option<Finding> {
     (seconds > OPEN_MAX).then(|| {
         Finding::weak(
             format!(
-                "a transaction has been open for {seconds} s: whatever expired or was delivered since then cannot be \
-                 cleaned up, and gets in the way of claims and relays"
+                "a transaction has been open for {seconds} s: records that expired and messages \
+                 that were delivered since then cannot be cleaned up, and slow down claims and \
+                 relays"
             ),
-            "look for it in pg_stat_activity (xact_start) and pg_prepared_xacts, and end it; set \
-             idle_in_transaction_session_timeout, and have long reports read from a replica",
+            "find it in pg_stat_activity (xact_start) or pg_prepared_xacts, and end it; set \
+             idle_in_transaction_session_timeout, and run long reports on a replica",
         )
     })
 }
@@ -129,35 +130,35 @@ fn replicas(commit: &str, synchronous: &str, count: i64) -> Option<Finding> {
     }
     Some(if commit == "local" && !synchronous.is_empty() {
         Finding::broken(
-            "replicas are to follow synchronously, but synchronous_commit is local: a failover to one \
-             loses acknowledged writes, and a lost claim runs twice",
+            "synchronous replicas are configured, but synchronous_commit is local: a failover \
+             loses acknowledged writes, and the operation of a lost claim runs twice",
             "ALTER ROLE … SET synchronous_commit = on",
         )
     } else if synchronous.is_empty() {
         Finding::broken(
             format!(
-                "{count} replicas follow asynchronously: a failover to one loses acknowledged writes, and \
-                 a lost claim runs twice"
+                "{count} replicas are asynchronous: a failover loses acknowledged writes, and the \
+                 operation of a lost claim runs twice"
             ),
-            "set synchronous_standby_names, or fail over by hand and only when nothing is missing",
+            "set synchronous_standby_names, or fail over by hand, and only to a replica that has all writes",
         )
     } else {
-        Finding::fine(format!("replicas follow synchronously ({synchronous})"))
+        Finding::fine(format!("replicas are synchronous ({synchronous})"))
     })
 }
 
 fn transport(tls: &Tls, encrypted: bool) -> Finding {
     match (tls, encrypted) {
-        (Tls::VerifyFull(_), true) => {
-            Finding::fine("the connection is encrypted, the server known")
-        }
+        (Tls::VerifyFull(_), true) => Finding::fine(
+            "the connection is encrypted, and the certificate of the server is verified",
+        ),
         (_, true) => Finding::weak(
-            "the connection is encrypted, but nobody checks who the server is",
+            "the connection is encrypted, but the certificate of the server is not verified",
             "add sslmode=verify-full (and sslrootcert=FILE) to the URL",
         ),
         _ => Finding::weak(
             "the connection is not encrypted",
-            "add sslmode=verify-full (and sslrootcert=FILE) to the URL if the network is not yours",
+            "add sslmode=verify-full (and sslrootcert=FILE) to the URL, unless you trust the network",
         ),
     }
 }
@@ -167,9 +168,9 @@ async fn tables(store: &PostgresStore) -> Option<Finding> {
     let mut link = store.pool.link().await.ok()?;
     let client = link.client()?;
     match schema::check(client, true).await {
-        Ok(()) => Some(Finding::fine(format!("the tables are of version {}", schema::VERSION))),
+        Ok(()) => Some(Finding::fine(format!("the tables have version {}", schema::VERSION))),
         Err(error) => {
-            let fix = if error.to_string() == missing("there is no onetake_schema") {
+            let fix = if error.to_string() == missing("the table onetake_schema is missing") {
                 "onetake migrate --store URL"
             } else {
                 ""
@@ -186,8 +187,8 @@ async fn pooler(store: &PostgresStore) -> Option<Finding> {
     let client = one.client()?;
     if client.batch_execute("BEGIN; COMMIT").await.is_err() {
         return Some(Finding::weak(
-            "a pooler in between is in statement mode: `onetake migrate` needs transactions",
-            "set pool_mode = transaction, or migrate past the pooler",
+            "a connection pooler is in statement mode: `onetake migrate` needs transactions",
+            "set pool_mode = transaction, or run `onetake migrate` without the pooler",
         ));
     }
     client.batch_execute("SET onetake.seen = 'yes'").await.ok()?;
@@ -195,8 +196,9 @@ async fn pooler(store: &PostgresStore) -> Option<Finding> {
     let seen = two.query(seen, &[], Effect::Reads).await.ok()?;
     let seen: Option<String> = seen.first().and_then(|row| row.try_get(0).ok());
     client.batch_execute("RESET onetake.seen").await.ok()?;
-    (seen.as_deref() == Some("yes"))
-        .then(|| Finding::fine("a pooler in transaction mode stands in between, and that works"))
+    (seen.as_deref() == Some("yes")).then(|| {
+        Finding::fine("a connection pooler in transaction mode is used, which is supported")
+    })
 }
 
 #[cfg(test)]

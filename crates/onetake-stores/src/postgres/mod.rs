@@ -179,7 +179,7 @@ impl PostgresStore {
         let mut link = store.pool.link().await?;
         match link.client() {
             Some(client) => schema::migrate(client).await,
-            None => Err(StoreError::new(StoreErrorKind::Unavailable, "the connection is gone")),
+            None => Err(StoreError::new(StoreErrorKind::Unavailable, "the connection was closed")),
         }
     }
 

@@ -267,7 +267,7 @@ fn jittered(rng: &dyn Rng, pause: Duration) -> Duration {
 fn odd(what: &str) -> StoreError {
     StoreError::new(
         StoreErrorKind::Invalid,
-        format!("its {what} cannot be read: it was not written by onetake"),
+        format!("the {what} of the message cannot be read: onetake did not write it"),
     )
 }
 

@@ -143,7 +143,7 @@ impl Pool {
         let connected = self.within(self.connect_timeout, connecting).await.ok_or_else(|| {
             StoreError::new(
                 StoreErrorKind::Unavailable,
-                format!("PostgreSQL at {server} did not answer within {:?}", self.connect_timeout),
+                format!("PostgreSQL at {server} did not respond within {:?}", self.connect_timeout),
             )
         })?;
         let (client, connection) =
@@ -156,7 +156,7 @@ impl Pool {
         if let Demands::Store { allow_lossy } = self.demands {
             let checked = self.within(self.connect_timeout, schema::check(&client, allow_lossy));
             checked.await.unwrap_or_else(|| {
-                let what = format!("PostgreSQL at {server} does not answer");
+                let what = format!("PostgreSQL at {server} does not respond");
                 Err(StoreError::new(StoreErrorKind::Unavailable, what))
             })?;
         }
@@ -213,7 +213,9 @@ impl PooledConnection<'_> {
         effect: Effect,
     ) -> Result<Vec<Row>, StatementError> {
         let Some(client) = &self.client else {
-            return Err(StatementError::Store(effect.lost("the connection to PostgreSQL is gone")));
+            return Err(StatementError::Store(
+                effect.lost("the connection to PostgreSQL was closed"),
+            ));
         };
         let pool = self.pool;
         // If the caller is cancelled here, an answer is still on its way on this connection.
@@ -224,7 +226,7 @@ impl PooledConnection<'_> {
             // The statement is not cancelled. A cancelled commit that waits for a synchronous
             // standby would become visible although no standby has it.
             None => {
-                let why = format!("PostgreSQL did not answer within {:?}", pool.command_timeout);
+                let why = format!("PostgreSQL did not respond within {:?}", pool.command_timeout);
                 Err(StatementError::Store(effect.lost(&why)))
             }
         };
@@ -242,7 +244,7 @@ impl PooledConnection<'_> {
     /// [`returned`](Self::returned) is called: failed work leaves it in an unknown state.
     pub(super) fn borrowed(&mut self) -> Result<&mut Client, StoreError> {
         self.bad.store(true, Ordering::Release);
-        let gone = || StoreError::new(StoreErrorKind::Unavailable, "the connection is gone");
+        let gone = || StoreError::new(StoreErrorKind::Unavailable, "the connection was closed");
         self.client.as_mut().ok_or_else(gone)
     }
 

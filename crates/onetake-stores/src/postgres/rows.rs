@@ -283,6 +283,6 @@ pub(super) fn unsigned(column: i64) -> u64 {
 /// The error for one row that onetake did not write. Other rows are fine, so the process goes on.
 fn odd(what: &str) -> StoreError {
     let said =
-        format!("a row of onetake's tables holds an odd {what}: it was not written by onetake");
+        format!("a row in a table of onetake has an invalid {what}: onetake did not write it");
     StoreError::new(StoreErrorKind::Invalid, said)
 }

@@ -90,11 +90,11 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
         .await
         .map_err(|error| StatementError::of_statement(error, Effect::Reads).for_one())?
         .pop()
-        .ok_or_else(|| unavailable("PostgreSQL said nothing of its settings"))?;
+        .ok_or_else(|| unavailable("PostgreSQL did not return its settings"))?;
     let setting = |at: usize| row.try_get::<_, String>(at).unwrap_or_default();
     let flag = |at: usize| row.try_get::<_, bool>(at).unwrap_or_default();
     if flag(3) {
-        return Err(unavailable(&read_only("it is a replica")));
+        return Err(unavailable(&read_only("the server is a replica")));
     }
     encoded(&setting(6))?;
     if !allow_lossy {
@@ -105,23 +105,23 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
         ] {
             if value == "off" {
                 return Err(invalid(format!(
-                    "PostgreSQL runs with {name}=off: a crash loses writes that it acknowledged, and a \
-                     lost claim runs twice. Set {name}=on, or say `allow_lossy = true` under [store] \
-                     if that is what you want"
+                    "PostgreSQL runs with {name}=off: a crash loses acknowledged writes, and the \
+                     operation of a lost claim runs twice. Set {name}=on, or accept the risk with \
+                     `allow_lossy = true` below [store]"
                 )));
             }
         }
     }
     if !flag(4) {
-        return Err(invalid(missing("there is no onetake_schema")));
+        return Err(invalid(missing("the table onetake_schema is missing")));
     }
     let found = version(client).await?;
     compatible(found)?;
     if !flag(5) {
         return Err(invalid(
-            "onetake's tables are not whole: onetake_notes, or a column of onetake_records, is missing. \
-             Restore them from a backup; or, if nothing in them is needed, drop all that is called \
-             onetake_… and run `onetake migrate --store URL`"
+            "the tables of onetake are incomplete: onetake_notes, or a column of onetake_records, \
+             is missing. Restore them from a backup. If you do not need their contents, drop \
+             everything named onetake_… and run `onetake migrate --store URL`"
                 .to_owned(),
         ));
     }
@@ -135,8 +135,8 @@ fn encoded(encoding: &str) -> Result<(), StoreError> {
         return Ok(());
     }
     Err(invalid(format!(
-        "the database's encoding is {encoding}, in which not every text can be kept. Use a database that is made \
-         with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
+        "the encoding of the database is {encoding}, which cannot store every text. Create a \
+         database with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
     )))
 }
 
@@ -151,21 +151,22 @@ async fn version(client: &Client) -> Result<SchemaVersion, StoreError> {
     let row = rows.first().ok_or_else(|| invalid(missing("onetake_schema is empty")))?;
     match (row.try_get(0), row.try_get(1)) {
         (Ok(version), Ok(works_from)) => Ok((version, works_from)),
-        _ => Err(invalid(missing("onetake_schema is not onetake's"))),
+        _ => Err(invalid(missing("onetake_schema is not a table of onetake"))),
     }
 }
 
 fn compatible((version, works_from): SchemaVersion) -> Result<(), StoreError> {
     if version < VERSION {
         return Err(invalid(format!(
-            "the tables are of version {version}, and this onetake needs version {VERSION}: run `onetake \
-             migrate --store URL`"
+            "the tables have version {version}, and this onetake needs version {VERSION}: run \
+             `onetake migrate --store URL`"
         )));
     }
     if works_from > VERSION {
         return Err(invalid(format!(
-            "the tables are of version {version}, which needs a onetake that knows version {works_from} \
-             at least, and this one knows version {VERSION}: install a newer onetake"
+            "the tables have version {version}, which needs an onetake that supports version \
+             {works_from} or later, and this one supports version {VERSION}: install a newer \
+             onetake"
         )));
     }
     Ok(())
@@ -239,7 +240,7 @@ async fn found(transaction: &Transaction<'_>) -> Result<Option<SchemaVersion>, S
     let row = rows.first().ok_or_else(|| invalid(missing("onetake_schema is empty")))?;
     match (row.try_get(0), row.try_get(1)) {
         (Ok(version), Ok(works_from)) => Ok(Some((version, works_from))),
-        _ => Err(invalid(missing("onetake_schema is not onetake's"))),
+        _ => Err(invalid(missing("onetake_schema is not a table of onetake"))),
     }
 }
 

@@ -127,7 +127,7 @@ pub(super) fn address(options: &PgConnectOptions) -> Result<Address, StoreError>
     };
     if certificate("sslcert").is_some() || certificate("sslkey").is_some() {
         return Err(invalid(
-            "the pool shows a client certificate, and the store cannot: give the store's user a password",
+            "the pool uses a client certificate, which the store does not support: use a role with a password",
         ));
     }
     let roots = match certificate("sslrootcert") {
@@ -136,8 +136,8 @@ pub(super) fn address(options: &PgConnectOptions) -> Result<Address, StoreError>
             Some(file) => Some(file.into()),
             None => {
                 return Err(invalid(
-                    "the pool's root certificates are no file, and the store reads them from a file: \
-                     write them into one, and name it with ssl_root_cert",
+                    "the root certificates of the pool are not in a file, and the store reads them \
+                     from a file: write them to a file, and name it with ssl_root_cert",
                 ));
             }
         },
@@ -150,8 +150,8 @@ pub(super) fn address(options: &PgConnectOptions) -> Result<Address, StoreError>
         PgSslMode::VerifyFull => Tls::VerifyFull(roots),
         PgSslMode::VerifyCa => {
             return Err(invalid(
-                "the pool has sslmode=verify-ca, which the store does not offer: use verify-full, \
-                 which also checks the server's name",
+                "the pool has sslmode=verify-ca, which the store does not support: use \
+                 verify-full, which also checks the name of the server",
             ));
         }
     };

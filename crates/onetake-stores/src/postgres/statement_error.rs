@@ -50,11 +50,11 @@ impl StatementError {
     pub(super) fn for_one(self) -> StoreError {
         match self {
             Self::Held => {
-                let what = "another transaction in PostgreSQL holds this key; it may end soon";
+                let what = "another transaction in PostgreSQL has locked this key; try again";
                 StoreError::new(StoreErrorKind::Busy, what)
             }
             Self::Again | Self::Taken => {
-                let what = "PostgreSQL asked too often to try this key again (SQLSTATE 40001)";
+                let what = "PostgreSQL refused this key too often because of concurrent changes (SQLSTATE 40001); try again";
                 StoreError::new(StoreErrorKind::Busy, what)
             }
             Self::Refused(error) | Self::Trouble(error) | Self::Store(error) => error,
@@ -80,7 +80,7 @@ impl StatementError {
         };
         let undone = is_error && class != "08";
         if !undone {
-            return Self::Store(effect.lost(&format!("PostgreSQL ends the connection: {said}")));
+            return Self::Store(effect.lost(&format!("PostgreSQL closed the connection: {said}")));
         }
         let error = |kind, what: String| StoreError::new(kind, what);
         match *code {
@@ -95,14 +95,16 @@ impl StatementError {
             SqlState::INSUFFICIENT_PRIVILEGE => Self::Trouble(error(
                 StoreErrorKind::Invalid,
                 format!(
-                    "PostgreSQL does not let this role use onetake's tables: {said}; grant it SELECT, \
-                     INSERT, UPDATE and DELETE on them"
+                    "the role has no permission for the tables of onetake: {said}; grant it \
+                     SELECT, INSERT, UPDATE and DELETE on them"
                 ),
             )),
             // The refused write needs no space, so other writes may succeed.
             SqlState::DISK_FULL => Self::Refused(error(
                 StoreErrorKind::Unavailable,
-                format!("PostgreSQL's disk is full: {said}; nothing was written; make room on it"),
+                format!(
+                    "the disk of PostgreSQL is full: {said}; nothing was written; free some space"
+                ),
             )),
             // Another server may have become the primary. A new connection finds it.
             SqlState::READ_ONLY_SQL_TRANSACTION => {
@@ -111,12 +113,12 @@ impl StatementError {
             // An operator's intervention, or a session in the wrong state.
             _ if ["57", "25"].contains(&class) => Self::Store(error(
                 StoreErrorKind::Unavailable,
-                format!("PostgreSQL cannot serve: {said}"),
+                format!("PostgreSQL is unavailable: {said}"),
             )),
             // A damaged row, or too little memory for one. Other rows may be fine.
             _ if ["53", "58", "XX"].contains(&class) => Self::Refused(error(
                 StoreErrorKind::Unavailable,
-                format!("PostgreSQL cannot serve this key: {said}"),
+                format!("PostgreSQL cannot read or write this key: {said}"),
             )),
             _ => Self::Refused(error(
                 StoreErrorKind::Invalid,
@@ -134,19 +136,21 @@ impl StatementError {
                 StoreError::new(
                     StoreErrorKind::Invalid,
                     format!(
-                        "no TLS with PostgreSQL at {server}: {text}; check sslmode and sslrootcert in \
-                         the URL"
+                        "TLS with PostgreSQL at {server} failed: {text}; check sslmode and \
+                         sslrootcert in the URL"
                     ),
                 )
             } else if text.contains("password missing") || text.contains("authentication") {
-                let what = format!("PostgreSQL at {server} asks for a password: {text}");
+                let what = format!(
+                    "PostgreSQL at {server} requires a password: {text}; write it in the URL"
+                );
                 StoreError::new(StoreErrorKind::Invalid, what)
             } else {
                 StoreError::new(
                     StoreErrorKind::Unavailable,
                     format!(
-                        "PostgreSQL at {server} cannot be reached: {text}; check that it runs, and the \
-                         host and port in the URL"
+                        "PostgreSQL at {server} cannot be reached: {text}; check that it is \
+                         running, and check the host and port in the URL"
                     ),
                 )
             };
@@ -156,25 +160,25 @@ impl StatementError {
             SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => (
                 StoreErrorKind::Invalid,
                 format!(
-                    "PostgreSQL at {server} refused: {said}; check user and password in the URL"
+                    "PostgreSQL at {server} refused the connection: {said}; check the user and password in the URL"
                 ),
             ),
             SqlState::INVALID_CATALOG_NAME => (
                 StoreErrorKind::Invalid,
                 format!(
-                    "PostgreSQL at {server} refused: {said}; create it, or name another in the URL"
+                    "PostgreSQL at {server} refused the connection: {said}; create the database, or name another in the URL"
                 ),
             ),
             SqlState::TOO_MANY_CONNECTIONS => (
                 StoreErrorKind::Unavailable,
                 format!(
-                    "PostgreSQL at {server} refused: {said}; lower `connections=` in the URL, or raise \
-                     max_connections"
+                    "PostgreSQL at {server} refused the connection: {said}; lower `connections=` \
+                     in the URL, or raise max_connections"
                 ),
             ),
             _ => (
                 StoreErrorKind::Unavailable,
-                format!("PostgreSQL at {server} takes no connection now: {said}"),
+                format!("PostgreSQL at {server} accepts no connections now: {said}"),
             ),
         };
         StoreError::new(kind, what)
@@ -183,14 +187,16 @@ impl StatementError {
 
 /// The message for missing tables.
 pub(super) fn missing(said: &str) -> String {
-    format!("onetake's tables are not in this database: {said}; run `onetake migrate --store URL`")
+    format!(
+        "the tables of onetake are not in this database: {said}; run `onetake migrate --store URL`"
+    )
 }
 
 /// The message for a server that is a replica.
 pub(super) fn read_only(said: &str) -> String {
     format!(
-        "this PostgreSQL takes no writes ({said}): name the primary in the URL, or several hosts with \
-         target_session_attrs=read-write"
+        "this PostgreSQL accepts no writes ({said}): name the primary in the URL, or several hosts \
+         with target_session_attrs=read-write"
     )
 }
 

@@ -17,7 +17,7 @@ pub(super) fn connector(tls: &Tls) -> Result<MakeRustlsConnect, StoreError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
-        .map_err(|error| invalid("TLS cannot be set up".into()).with_source(error))?;
+        .map_err(|error| invalid("TLS cannot be configured".into()).with_source(error))?;
     let config = match tls {
         Tls::VerifyFull(file) => {
             let mut roots = RootCertStore::empty();
@@ -41,7 +41,7 @@ pub(super) fn connector(tls: &Tls) -> Result<MakeRustlsConnect, StoreError> {
             }
             if roots.is_empty() {
                 return Err(invalid(
-                    "there is no root certificate to check the server by: add sslrootcert=FILE to \
+                    "no root certificate was found to verify the server: add sslrootcert=FILE to \
                      the URL"
                         .into(),
                 ));

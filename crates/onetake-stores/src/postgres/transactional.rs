@@ -26,7 +26,7 @@ pub enum WorkError<E> {
     #[error(transparent)]
     Connect(StoreError),
     /// The transaction could not be committed.
-    #[error("the transaction failed: {0}")]
+    #[error("the transaction failed")]
     Transaction(#[source] tokio_postgres::Error),
     /// The transaction could not be finished.
     #[error(transparent)]
@@ -108,7 +108,7 @@ impl Transactional {
         let mut link = self.pool.link().await.map_err(WorkError::Connect)?;
         let client = link.borrowed().map_err(WorkError::Connect)?;
         let transaction = client.transaction().await.map_err(|error| {
-            let what = format!("the transaction could not be begun: {error}");
+            let what = format!("the transaction could not be started: {error}");
             let error = StoreError::new(StoreErrorKind::Unavailable, what).with_source(error);
             WorkError::Connect(error)
         })?;

@@ -56,7 +56,7 @@ pub(super) async fn read(
     let entry = |[name, bytes]: &[Bytes; 2]| match AuditEntry::decode(place(name)?, bytes.clone()) {
         Ok(entry) => Some(entry),
         Err(error) => {
-            tracing::warn!(%error, "an entry of the audit cannot be read");
+            tracing::warn!(%error, "an entry of the audit log cannot be read");
             None
         }
     };
@@ -77,7 +77,7 @@ pub(super) async fn delete_old(
     let answer = connection.run(&[old], None).await.pop().transpose().map_err(wrote_nothing)?;
     let deletions: Vec<_> = strings(answer).iter().flat_map(|name| delete(scripts, name)).collect();
     for error in connection.run(&deletions, None).await.into_iter().filter_map(Result::err) {
-        tracing::debug!(%error, "an old entry of the audit could not be deleted; it is tried again");
+        tracing::debug!(%error, "an old entry of the audit log could not be deleted; this is tried again");
     }
     Ok(())
 }

@@ -32,8 +32,8 @@ impl Replicas {
             return Ok(());
         }
         let what = format!(
-            "Redis has it on the primary, but within {:?} on {have} replicas of the {} that \
-             wait_replicas asks for; are they connected?",
+            "a write reached the Redis primary, but within {:?} only {have} of the {} replicas \
+             that wait_replicas requires; check that the replicas are connected",
             self.within, self.count
         );
         Err(StoreError::new(StoreErrorKind::Indeterminate, what))

@@ -244,7 +244,7 @@ impl Connection {
                 let value = |at| match values.get_mut(at).map(std::mem::take) {
                     Some(Value::ServerError(error)) => Ok(Value::ServerError(error)),
                     Some(value) => enough.clone().map(|()| value),
-                    None => Err(errors::lost(&node.name, "fewer answers than commands")),
+                    None => Err(errors::lost(&node.name, "fewer replies than commands")),
                 };
                 places.into_iter().map(value).collect()
             }
@@ -276,7 +276,7 @@ impl Connection {
         match error.kind() {
             Some(ServerErrorKind::NoScript) => (Err(told), Some(Pending { load: true, ..next })),
             Some(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.is_cluster() => {
-                let what = "is a node of a cluster: write its URL as redis-cluster://";
+                let what = "is a node of a cluster: use a redis-cluster:// URL";
                 let what = format!("Redis at {} {what}", node.name);
                 (Err(StoreError::new(StoreErrorKind::Invalid, what)), None)
             }
@@ -309,6 +309,6 @@ impl Connection {
 
 fn nobody(command: &RedisCommand) -> StoreError {
     let what =
-        format!("no node of the Redis Cluster serves slot {}; see CLUSTER INFO", command.slot);
+        format!("no node of the Redis Cluster serves slot {}; check CLUSTER INFO", command.slot);
     StoreError::new(StoreErrorKind::Unavailable, what)
 }

@@ -40,7 +40,7 @@ pub(super) async fn diagnose(
         looked.push(look?);
     }
     let Some(first) = looked.first() else {
-        let what = "no node of the Redis Cluster keeps any slot";
+        let what = "no node of the Redis Cluster serves a slot";
         return Err(StoreError::new(StoreErrorKind::Unavailable, what));
     };
     let server = match looked.len() {
@@ -89,7 +89,8 @@ async fn clocks(
             let (seconds, micros): (i64, i64) = redis::from_redis_value(time).ok()?;
             Some(seconds.saturating_mul(1_000_000).saturating_add(micros))
         });
-        let there = there.ok_or_else(|| errors::lost(&node.name, "TIME is not understood"))?;
+        let there =
+            there.ok_or_else(|| errors::lost(&node.name, "its reply to TIME is not valid"))?;
         // The server read its clock about half a round trip after this node read its own.
         let here = i64::try_from(here.plus(trip / 2).as_micros()).unwrap_or(i64::MAX);
         trips.push((trip, there.saturating_sub(here)));
@@ -134,7 +135,7 @@ impl ServerInfo {
     }
 
     fn unreadable(&self) -> StoreError {
-        errors::lost(&self.name, "what it says of itself is not understood")
+        errors::lost(&self.name, "its reply to INFO is not valid")
     }
 
     fn findings(&self, asked: Option<Replicas>) -> Vec<Finding> {
@@ -147,18 +148,19 @@ impl ServerInfo {
                 findings.push(eviction(get("maxmemory-policy")));
             }
             None => findings.push(Finding::weak(
-                "CONFIG is not allowed here, so persistence and eviction cannot be looked at",
-                "see in its console that it has appendonly yes, appendfsync always and \
-                 maxmemory-policy noeviction",
+                "the command CONFIG is not allowed, so persistence and eviction cannot be checked",
+                "check in the provider's console that it has appendonly yes, appendfsync always \
+                 and maxmemory-policy noeviction",
             )),
         }
         if let Some(state) = &self.cluster_state {
             findings.push(if state == "ok" {
-                Finding::fine("the cluster is whole")
+                Finding::fine("the cluster serves all slots")
             } else {
-                let what =
-                    format!("the cluster's state is {state}: keys of some slots do not work");
-                Finding::weak(what, "redis-cli --cluster check says what is missing")
+                let what = format!(
+                    "the state of the cluster is {state}: keys of some slots are unavailable"
+                );
+                Finding::weak(what, "find the cause with redis-cli --cluster check")
             });
         }
         findings
@@ -166,24 +168,24 @@ impl ServerInfo {
 
     fn replication(&self, asked: Option<Replicas>) -> Finding {
         match (self.replicas, asked) {
-            (0, None) => Finding::fine("there is no replica that a failover could lose writes to"),
+            (0, None) => Finding::fine("there is no replica, so no failover can lose writes"),
             (have, Some(asked)) if have < asked.count => Finding::weak(
                 format!(
-                    "{have} replicas are connected, and wait_replicas asks for {}: nothing can be \
+                    "{have} replicas are connected, and wait_replicas requires {}: no write can be \
                      acknowledged",
                     asked.count
                 ),
                 "connect more replicas, or lower wait_replicas",
             ),
             (_, Some(_)) => Finding::weak(
-                "replicas are asynchronous; WAIT narrows the window in which a failover loses \
-                 acknowledged writes, it does not close it",
-                "keep what must not be lost in PostgreSQL, with this Redis as its filter",
+                "replicas are asynchronous: WAIT makes it less likely that a failover loses \
+                 acknowledged writes, but does not exclude it",
+                "use PostgreSQL with this Redis as its filter for operations that must not be lost",
             ),
             (have, None) => Finding::broken(
                 format!("{have} asynchronous replicas: a failover loses acknowledged writes"),
-                "add ?wait_replicas=1 to the URL, or keep what must not be lost in PostgreSQL, with \
-                 this Redis as its filter",
+                "add ?wait_replicas=1 to the URL, or use PostgreSQL with this Redis as its filter \
+                 for operations that must not be lost",
             ),
         }
     }
@@ -200,11 +202,13 @@ fn persistence(appends: &str, fsync: &str, save: &str) -> Finding {
             "set appendfsync always",
         ),
         _ if save.is_empty() => Finding::broken(
-            "no persistence (appendonly no, no save): a restart loses everything",
+            "no persistence (appendonly no, no save): a restart loses all keys",
             fix,
         ),
         _ => Finding::broken(
-            format!("snapshots alone (save {save}): a crash loses everything since the last one"),
+            format!(
+                "snapshots only (save {save}): a crash loses all writes since the last snapshot"
+            ),
             fix,
         ),
     }
@@ -212,7 +216,7 @@ fn persistence(appends: &str, fsync: &str, save: &str) -> Finding {
 
 fn eviction(policy: &str) -> Finding {
     match policy {
-        "noeviction" => Finding::fine("nothing is evicted when memory is full"),
+        "noeviction" => Finding::fine("no records are evicted when memory is full"),
         policy => Finding::broken(
             format!(
                 "maxmemory-policy {policy}: records are evicted when memory is full, and their \

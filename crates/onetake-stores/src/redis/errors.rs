@@ -7,29 +7,29 @@ use redis::{ErrorKind, RedisError, ServerError};
 pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
     use StoreErrorKind::{Invalid, Unavailable};
     let (kind, fix) = match error.code() {
-        "OOM" => (Unavailable, "it is full: raise maxmemory, or shorten ttl"),
-        "MISCONF" => (Unavailable, "it cannot write to its disk: look into its log and make room"),
+        "OOM" => (Unavailable, "its memory is full: raise maxmemory, or shorten ttl"),
+        "MISCONF" => {
+            (Unavailable, "it cannot write to its disk: check its log, and free some space")
+        }
         "NOREPLICAS" => {
-            (Unavailable, "fewer replicas are connected than min-replicas-to-write asks for")
+            (Unavailable, "fewer replicas are connected than min-replicas-to-write requires")
         }
-        "READONLY" => (Unavailable, "it is a replica: name the primary in the URL"),
+        "READONLY" => (Unavailable, "the server is a replica: name the primary in the URL"),
         "NOSCRIPT" => (Unavailable, "allow this user SCRIPT LOAD"),
-        "LOADING" => (Unavailable, "it is still reading its data"),
-        "BUSY" => (Unavailable, "a script of somebody else runs for too long"),
+        "LOADING" => (Unavailable, "the server is still loading its data"),
+        "BUSY" => (Unavailable, "a script of another program blocks the server"),
         "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
-            (Unavailable, "the cluster is changing")
+            (Unavailable, "the cluster is being reconfigured")
         }
-        "NOAUTH" | "WRONGPASS" => (Invalid, "write the user and the password into the URL"),
+        "NOAUTH" | "WRONGPASS" => (Invalid, "write the user and the password in the URL"),
         "NOPERM" => (
             Invalid,
             "allow this user EVALSHA, SCRIPT LOAD, TIME, WAIT, SCAN and the commands on hashes, sorted \
             sets and keys that begin with onetake: (for a filter GETRANGE, SET and UNLINK)",
         ),
-        "WRONGTYPE" => (
-            Invalid,
-            "somebody else keeps something under onetake's keys there: give \
-            onetake a database of its own",
-        ),
+        "WRONGTYPE" => {
+            (Invalid, "another program uses the same keys: give onetake a database of its own")
+        }
         _ => (Invalid, ""),
     };
     let said = format!("{} {}", error.code(), error.details().unwrap_or_default());
@@ -46,21 +46,22 @@ pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
     let said = error.to_string();
     let (kind, fix) = match error.kind() {
         ErrorKind::AuthenticationFailed => {
-            (StoreErrorKind::Invalid, "write the right user and password into the URL")
+            (StoreErrorKind::Invalid, "correct the user and the password in the URL")
         }
         _ if said.contains("certificate") => (
             StoreErrorKind::Invalid,
-            "its certificate must be signed by one that this system trusts, or by one of sslrootcert=FILE \
-             in the URL, for this host name",
+            "its certificate must be for this host name, and signed by a root certificate of this \
+             system or of sslrootcert=FILE in the URL",
         ),
-        _ if error.is_connection_refusal() => {
-            (StoreErrorKind::Unavailable, "is it started, and are host and port right?")
-        }
+        _ if error.is_connection_refusal() => (
+            StoreErrorKind::Unavailable,
+            "check that it is running, and check the host and port in the URL",
+        ),
         ErrorKind::InvalidClientConfig => (StoreErrorKind::Invalid, ""),
         _ => (
             StoreErrorKind::Unavailable,
-            "are host and port right, and does it speak TLS or not \
-            as the URL says (rediss:// or redis://)?",
+            "check the host and port in the URL, and its scheme (rediss:// with TLS, redis:// \
+            without)",
         ),
     };
     StoreError::new(kind, sentence(server, "cannot be reached: ", &said, fix))
@@ -69,9 +70,9 @@ pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
 
 /// The error for a connection that took too long. Nothing was sent.
 pub(super) fn connect_timeout(server: &str, within: std::time::Duration) -> StoreError {
-    let what = format!("did not take a connection within {within:?}");
-    let fix = "are host and port right, does it speak TLS or not as the URL says (rediss:// or \
-               redis://), and is there no firewall in between?";
+    let what = format!("did not accept a connection within {within:?}");
+    let fix = "check the host and port in the URL, its scheme (rediss:// with TLS, redis:// \
+               without), and firewalls on the way";
     StoreError::new(StoreErrorKind::Unavailable, sentence(server, &what, "", fix))
 }
 
@@ -82,7 +83,7 @@ pub(super) fn not_yet_connected(server: &str) -> StoreError {
 
 /// The error for a lost answer. The command may have been executed.
 pub(super) fn lost(server: &str, why: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Indeterminate, sentence(server, "did not answer: ", why, ""))
+    StoreError::new(StoreErrorKind::Indeterminate, sentence(server, "did not respond: ", why, ""))
 }
 
 /// Converts the error of a command that writes nothing, such as a read: a lost answer is harmless.

@@ -44,7 +44,7 @@ impl RedisStore {
     pub(super) async fn trim(&self, stale: &[RecordId]) {
         let trims: Vec<_> = stale.iter().map(|id| self.scripts.trim(*id)).collect();
         for error in self.connection.run(&trims, None).await.into_iter().filter_map(Result::err) {
-            tracing::debug!(%error, "a stale entry could not be taken out; it is tried again");
+            tracing::debug!(%error, "a stale index entry could not be removed; this is tried again");
         }
     }
 

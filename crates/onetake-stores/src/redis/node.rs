@@ -127,7 +127,7 @@ impl Node {
                 answer.map_err(|error| errors::lost(&self.name, &error.to_string()))
             }
             () = self.clock.sleep(within) => {
-                Err(errors::lost(&self.name, &format!("not within {within:?}")))
+                Err(errors::lost(&self.name, &format!("no reply within {within:?}")))
             }
         };
         match &mut answer {

@@ -129,7 +129,7 @@ impl Nodes {
         let nodes = Arc::clone(self);
         tokio::spawn(async move {
             if let Err(error) = nodes.ask_all(seen).await {
-                tracing::debug!(%error, "no node of the Redis Cluster says who keeps what");
+                tracing::debug!(%error, "no node of the Redis Cluster knows which node serves which slot");
             }
             drop(one_at_a_time);
         });
@@ -167,13 +167,16 @@ impl Nodes {
         let error = |kind, what: &str| Err(StoreError::new(kind, format!("{} {what}", node.name)));
         match values.first() {
             Some(Value::ServerError(said)) if said.to_string().contains("disabled") => {
-                let what = "is not a node of a cluster: write its URL as redis://";
+                let what = "is not a node of a cluster: use a redis:// URL";
                 error(StoreErrorKind::Invalid, what)
             }
             Some(Value::ServerError(said)) => Err(errors::refused(&node.name, said)),
             Some(value) => match slots::read(value, node.host()) {
                 Some(ranges) if !ranges.is_empty() => Ok(ranges),
-                _ => error(StoreErrorKind::Unavailable, "knows nobody who keeps any slot yet"),
+                _ => error(
+                    StoreErrorKind::Unavailable,
+                    "does not know a node that serves a slot yet",
+                ),
             },
             None => Err(errors::lost(&node.name, "no answer")),
         }

@@ -64,8 +64,8 @@ pub(super) async fn page(
     if let Some(Value::ServerError(said)) = &answer {
         return Err(errors::refused(&server.name, said));
     }
-    let (ids, number) =
-        read(scripts, answer).ok_or_else(|| errors::lost(&server.name, "an odd answer to SCAN"))?;
+    let (ids, number) = read(scripts, answer)
+        .ok_or_else(|| errors::lost(&server.name, "its reply to SCAN is not valid"))?;
     let next = match (number, left.next()) {
         (0, None) => None,
         (0, Some(next)) => Some(ScanPosition { server: next.name.clone(), number: 0 }),

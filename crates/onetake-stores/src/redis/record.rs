@@ -26,7 +26,7 @@ impl ScriptReply {
     pub(super) fn read(value: Value) -> Result<Self, DecodeError> {
         let Value::Array(fields) = value else { return Err(DecodeError::new("an answer")) };
         let mut fields = fields.into_iter();
-        let word = bytes(fields.next()).ok_or(DecodeError::new("an answer's word"))?;
+        let word = bytes(fields.next()).ok_or(DecodeError::new("the first word of a reply"))?;
         Ok(Self { word, fields })
     }
 

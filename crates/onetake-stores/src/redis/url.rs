@@ -47,7 +47,7 @@ impl Address {
         let mut query = options(&url, known)?;
         for (_, file) in query.extract_if(.., |(name, _)| name == ROOTS) {
             if !tls {
-                let what = format!("{ROOTS} in the Redis URL needs TLS: write rediss:// before it");
+                let what = format!("{ROOTS} in the Redis URL needs TLS: use a rediss:// URL");
                 return Err(invalid(what));
             }
             seeds = checked_by(seeds, &file)?;
@@ -136,20 +136,20 @@ mod tests {
     #[test]
     fn a_wrong_url_is_refused_without_showing_its_password() {
         for (url, says) in [
-            ("http://localhost", "begin it with redis://"),
+            ("http://localhost", "start it with redis://"),
             ("redis", "`//` is missing"),
             ("redis://", "host is missing"),
             ("redis://u:secret@/1", "host is missing"),
             ("redis://u:secret@a,b", "redis-cluster://"),
             ("redis://u:secret@a:99999", "not a valid port"),
-            ("redis://u:secret@a/x", "is a number"),
-            ("redis-cluster://u:secret@a/1", "one database only, 0"),
+            ("redis://u:secret@a/x", "must be a number"),
+            ("redis-cluster://u:secret@a/1", "only the database 0"),
             ("redis://u:sec/ret@a", "%2F"),
             ("redis://u:sec?ret@a", "%3F"),
             ("redis://u:sec@ret@a", "%40"),
             ("redis-cluster://u:secret@", "host is missing"),
             ("redis-cluster://u:secret@a:1,,", "host is missing"),
-            ("redis://u:secret@a?sslrootcert=/ca.pem", "write rediss://"),
+            ("redis://u:secret@a?sslrootcert=/ca.pem", "use a rediss:// URL"),
             ("rediss://u:secret@a?sslrootcert=/nowhere.pem", "read from /nowhere.pem"),
             ("redis://u:secret@a?waits=1", "unknown option `waits` (known: a, sslrootcert)"),
         ] {

@@ -42,7 +42,7 @@ impl RedisVelocity {
         let connection = Connection::new(
             address,
             ConnectionOptions {
-                store: "the Redis that counts velocity",
+                store: "the Redis server for velocity limits",
                 clock: options.clock,
                 rng: options.rng,
                 connect_timeout: options.connect_timeout,
@@ -53,7 +53,7 @@ impl RedisVelocity {
             },
         );
         if let Err(error) = connection.connect().await {
-            tracing::warn!(%error, "velocity is counted by each node alone until Redis is there");
+            tracing::warn!(%error, "each node counts velocity limits alone until Redis is reachable");
         }
         let script = redis::Script::new(SCRIPT);
         Ok(Self { connection, script, prefix: options.prefix, shift: options.shift })
@@ -79,7 +79,7 @@ impl RedisVelocity {
             .arg(rate.count().to_string());
         match self.connection.run(&[command], None).await.pop() {
             Some(answer) => read_wait(&answer?),
-            None => Err(StoreError::new(StoreErrorKind::Indeterminate, "Redis did not answer")),
+            None => Err(StoreError::new(StoreErrorKind::Indeterminate, "Redis did not reply")),
         }
     }
 }
@@ -92,7 +92,7 @@ fn read_wait(answer: &Value) -> Result<Duration, StoreError> {
         _ => None,
     };
     wait.map(Duration::from_micros).ok_or_else(|| {
-        let what = "Redis answered a velocity script with something else than a number";
+        let what = "the reply of Redis to a velocity script is not a number";
         StoreError::new(StoreErrorKind::Invalid, what)
     })
 }

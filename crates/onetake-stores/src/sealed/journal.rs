@@ -44,7 +44,7 @@ impl Journal for SealedJournal {
                 let sealed = self.sealer.seal_settlement(settlement);
                 sealed
                     .inspect_err(|error| {
-                        tracing::error!(%reference, %error, "an outcome cannot be sealed: it is unknown from now on");
+                        tracing::error!(%reference, %error, "an outcome cannot be encrypted for the journal: it is lost, and its key becomes unknown");
                     })
                     .ok()
             };
@@ -68,7 +68,7 @@ impl Journal for SealedJournal {
                 opened
                     // The settlement stays in the journal, because the key may be configured again.
                     .inspect_err(|error| {
-                        tracing::error!(%name, %reference, %error, "an outcome in the journal cannot be read: it is unknown");
+                        tracing::error!(%name, %reference, %error, "an outcome in the journal cannot be read: its key becomes unknown");
                     })
                     .ok()
             };

@@ -77,7 +77,7 @@ impl SealedStore {
         let memo = memo::open(&record.origin.memo, record.id, self.sealer.keys());
         let memo = memo.unwrap_or_else(|error| {
             let reference = record.id.reference();
-            tracing::error!(%reference, %error, "what a reconciler needs cannot be shown to it");
+            tracing::error!(%reference, %error, "the memo of a record cannot be decrypted, so its outcome cannot be reconciled");
             Memo::default()
         });
         let origin = record.origin.clone().with_memo(memo);
@@ -97,7 +97,7 @@ impl SealedStore {
     fn opened(&self, record: Arc<Record>) -> Result<Arc<Record>, StoreError> {
         let reference = record.id.reference();
         self.open(self.with_memo(record)).map_err(|error| {
-            tracing::error!(%reference, %error, "an outcome cannot be shown; it is not run again");
+            tracing::error!(%reference, %error, "a recorded outcome cannot be read, so its retries are refused");
             StoreError::new(StoreErrorKind::Invalid, error.to_string())
         })
     }
@@ -131,7 +131,7 @@ impl SealedStore {
 
 /// The error for a store that returns fewer answers than items.
 fn no_answer() -> StoreError {
-    let what = "the store answered fewer items than it was sent";
+    let what = "the store returned fewer results than items";
     StoreError::new(StoreErrorKind::Indeterminate, what)
 }
 

@@ -100,14 +100,14 @@ pub(super) struct Of {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotOpened {
     #[error(
-        "what was kept is encrypted with the key `{0}`, which this node does not have: add it to [secrets] encryption again, behind the one that is in use"
+        "the stored data is encrypted with the key `{0}`, which this node does not have: add it to [secrets] encryption again, after the key in use"
     )]
     NoKey(String),
     #[error(
-        "what was kept does not open: it was changed in the store, or its key `{0}` is not the one that it was made with"
+        "the stored data cannot be decrypted: it was changed in the store, or the key `{0}` is not the one that encrypted it"
     )]
     Changed(String),
-    #[error("what was kept is not of a form that this version can read")]
+    #[error("the stored data has a form that this version of onetake cannot read")]
     Format,
 }
 

@@ -52,7 +52,7 @@ pub(super) fn read(
         let place = AuditPosition::from_bytes(row.get("place")?);
         let said = row.get_ref("said")?.as_blob()?;
         if !is_checked(row, [place.as_bytes(), said])? {
-            return Ok((place, Err(DecodeError::new("its checksum is another"))));
+            return Ok((place, Err(DecodeError::new("the checksum is wrong"))));
         }
         Ok((place, AuditEntry::decode(place, Bytes::copy_from_slice(said))))
     };
@@ -72,7 +72,7 @@ pub(super) fn read(
     // An unreadable entry is skipped, so that it hides no other.
     let readable = |(_, entry): (AuditPosition, Result<AuditEntry, _>)| {
         entry
-            .inspect_err(|error| tracing::warn!(%error, "an entry of the audit cannot be read"))
+            .inspect_err(|error| tracing::warn!(%error, "an entry of the audit log cannot be read"))
             .ok()
     };
     Ok(AuditPage { entries: found.into_iter().filter_map(readable).collect(), next })

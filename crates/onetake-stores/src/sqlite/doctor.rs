@@ -57,7 +57,7 @@ fn judge(settings: &ConnectionSettings) -> Vec<Finding> {
     } else {
         Finding::broken(
             format!("journal_mode={journal_mode}, synchronous={synchronous}"),
-            "another program changed the file's settings: let onetake alone write to it",
+            "another program changed the settings of the file: let only onetake write to it",
         )
     };
     let current = schema::version();
@@ -65,8 +65,8 @@ fn judge(settings: &ConnectionSettings) -> Vec<Finding> {
         Finding::fine(format!("schema version {current}"))
     } else {
         Finding::weak(
-            format!("schema version {schema_version}, where this onetake writes {current}"),
-            "a newer onetake migrated the file: let all processes on it have one version",
+            format!("schema version {schema_version}, and this onetake writes version {current}"),
+            "a newer onetake migrated the file: use the same version in all processes",
         )
     };
     vec![durable, version]
@@ -74,11 +74,11 @@ fn judge(settings: &ConnectionSettings) -> Vec<Finding> {
 
 fn judge_filesystem(kind: &str) -> Finding {
     if NETWORK.contains(&kind) {
-        let fix = "keep it on a local disk, or take PostgreSQL for several nodes";
+        let fix = "move it to a local disk, or use PostgreSQL for several nodes";
         Finding::broken(format!("the file is on a network filesystem ({kind})"), fix)
     } else if VOLATILE.contains(&kind) {
-        let fix = "keep it on a disk";
-        Finding::broken(format!("the file is in memory ({kind}) and goes with the power"), fix)
+        let fix = "move it to a disk";
+        Finding::broken(format!("the file is in memory ({kind}): a reboot deletes it"), fix)
     } else {
         Finding::fine(format!("the file is on a local filesystem ({kind})"))
     }

@@ -20,27 +20,28 @@ pub(super) fn refused(error: rusqlite::Error, during: During) -> StoreError {
     let code = code(&error);
     let (kind, what) = match code & 0xff {
         ffi::SQLITE_FULL => {
-            let what = "the disk is full; nothing was written, and it goes on by itself once there \
-                        is room";
+            let what = "the disk is full; nothing was written; onetake continues when there is \
+                        free space";
             (StoreErrorKind::Unavailable, what)
         }
         ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {
             // The store is available and has the records, so a fail-open route must not run without
             // it.
-            let what = "another process holds the database's write lock for too long";
+            let what = "another process holds the write lock of the database for too long";
             (StoreErrorKind::Busy, what)
         }
         // After a failed fsync the state on disk is unknown. A second fsync would succeed without
         // writing, because the operating system forgets the data that it could not write.
         ffi::SQLITE_IOERR if is_fsync(code) => {
-            (StoreErrorKind::Corrupt, "what was written could not be made durable")
+            (StoreErrorKind::Corrupt, "writes could not be made durable")
         }
         ffi::SQLITE_CORRUPT | ffi::SQLITE_NOTADB => {
             (StoreErrorKind::Corrupt, "the database is damaged; restore it from a backup")
         }
-        ffi::SQLITE_READONLY | ffi::SQLITE_PERM | ffi::SQLITE_AUTH => {
-            (StoreErrorKind::Invalid, "the database cannot be written to; check who owns it")
-        }
+        ffi::SQLITE_READONLY | ffi::SQLITE_PERM | ffi::SQLITE_AUTH => (
+            StoreErrorKind::Invalid,
+            "the database is not writable; check its owner and permissions",
+        ),
         ffi::SQLITE_IOERR if during == During::Commit => {
             (StoreErrorKind::Indeterminate, "the database could not be written")
         }

@@ -53,7 +53,7 @@ fn write(
     let synchronous =
         connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
     if synchronous.map_err(FinishError::Database)? < 2 {
-        return Err(FinishError::NotDurable("set PRAGMA synchronous = FULL on it"));
+        return Err(FinishError::NotDurable("set PRAGMA synchronous = FULL on the connection"));
     }
     let Completion { recording, messages, .. } = completion;
     let transition = Transition::Complete(recording.clone());

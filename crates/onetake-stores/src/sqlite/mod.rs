@@ -143,7 +143,7 @@ impl SqliteStore {
         let committer = Committer::new(connection, owner, Arc::clone(&clock));
         let thread = StoreThread::start("onetake-sqlite", move |queue| committer.run(queue));
         let thread = thread.map_err(|error| {
-            let what = "the store's thread could not be started";
+            let what = "the thread of the store could not be started";
             StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
         })?;
         Ok(Self { file, clock, thread })

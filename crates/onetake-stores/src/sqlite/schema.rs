@@ -118,10 +118,8 @@ pub(super) fn owner_of_outbox(file: &Path) -> Result<Owner, StoreError> {
         .map_err(|error| unopened(&file, error))?;
     match found {
         (_, 0) => {
-            let what = format!(
-                "{} has no outbox: name the file that operations are kept in",
-                file.display()
-            );
+            let what =
+                format!("{} has no outbox: name the SQLite file of the store", file.display());
             Err(StoreError::new(StoreErrorKind::Invalid, what))
         }
         (APPLICATION_ID, _) => Ok(Owner::Onetake),
@@ -199,7 +197,7 @@ fn set_up(mut connection: Connection, file: &Path, owner: Owner) -> Result<Conne
     let mode = to_wal(&connection).map_err(failed)?;
     if mode != "wal" {
         let what = format!(
-            "{} cannot be in WAL mode (it is in `{mode}`): keep it on a local filesystem",
+            "{} cannot be switched to WAL mode (it is in `{mode}`): move it to a local filesystem",
             file.display()
         );
         return Err(StoreError::new(StoreErrorKind::Invalid, what));
@@ -271,13 +269,13 @@ fn check_owner(connection: &Connection, file: &Path, owner: Owner) -> Result<i64
         (Owner::Onetake, 0) if user_version == 0 && things == 0 => 0,
         (Owner::Onetake, _) => {
             return invalid(format!(
-                "{} is another program's database: name a file of its own for onetake",
+                "{} is a database of another program: use a separate file for onetake",
                 file.display()
             ));
         }
         (Owner::Another, APPLICATION_ID) => {
             return invalid(format!(
-                "{} is a file of onetake's own: name the database of the program that shares it",
+                "{} is a file of onetake alone: name the database that the program and onetake share",
                 file.display()
             ));
         }
@@ -288,15 +286,15 @@ fn check_owner(connection: &Connection, file: &Path, owner: Owner) -> Result<i64
     if found > 0 && connection.query_row(ours, [], |row| row.get::<_, i64>(0)).map_err(failed)? == 0
     {
         return invalid(format!(
-            "{} was made by an earlier onetake, whose tables had other names: name a new file; the keys in this one \
-             are forgotten with it",
+            "{} was created by an earlier onetake with other table names: use a new file. The keys \
+             in the old file are then lost",
             file.display()
         ));
     }
     if found > version() {
         return invalid(format!(
-            "{} has schema version {found}, and this onetake knows versions up to {}: use a newer \
-             onetake",
+            "{} has schema version {found}, and this onetake supports versions up to {}: use a \
+             newer onetake",
             file.display(),
             version()
         ));
@@ -329,7 +327,7 @@ fn migrate(connection: &mut Connection, file: &Path, owner: Owner) -> Result<(),
     marked.map_err(failed)?;
     transaction.commit().map_err(failed)?;
     if done > 0 {
-        tracing::info!(from = found, to = version(), "the store's schema was migrated");
+        tracing::info!(from = found, to = version(), "the schema of the store was migrated");
     }
     Ok(())
 }

@@ -250,7 +250,7 @@ fn read_with_id(row: &Row<'_>) -> rusqlite::Result<(RecordId, RowResult)> {
     let id = RecordId::from_bytes(row.get("id")?);
     let bytes = row.get_ref("record")?.as_blob()?;
     if !is_checked(row, [id.as_bytes(), bytes])? {
-        return Ok((id, Err(codec::DecodeError::new("its checksum is another"))));
+        return Ok((id, Err(codec::DecodeError::new("the checksum is wrong"))));
     }
     Ok((id, codec::decode(id, Bytes::copy_from_slice(bytes))))
 }

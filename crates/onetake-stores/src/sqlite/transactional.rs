@@ -21,10 +21,10 @@ pub enum WorkError<E> {
     #[error("{0}")]
     Own(E),
     /// The transaction could not begin: the file is locked or unreachable. The work was not tried.
-    #[error("the transaction could not be begun: {0}")]
+    #[error("the transaction could not begin")]
     Begin(#[source] rusqlite::Error),
     /// The transaction could not be committed.
-    #[error("the transaction failed: {0}")]
+    #[error("the transaction failed")]
     Transaction(#[source] rusqlite::Error),
     /// The transaction could not be finished.
     #[error(transparent)]

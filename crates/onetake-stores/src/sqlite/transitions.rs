@@ -175,6 +175,6 @@ fn unreadable(id: RecordId, error: DecodeError) -> StoreError {
 }
 
 fn too_big(error: rusqlite::Error) -> StoreError {
-    let what = "the record is larger than SQLite keeps: lower the cap on bodies";
+    let what = "the record is too large for SQLite: lower max_response_body";
     StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
 }

@@ -221,7 +221,8 @@ impl OutboxLane<'_> {
             if !is_readable {
                 // An unreadable message is left to an operator, and the others proceed.
                 let error =
-                    "its headers or texts cannot be read: it was not written by onetake".to_owned();
+                    "the headers or texts of the message cannot be read: onetake did not write it"
+                        .to_owned();
                 let now = signed(self.now.as_micros());
                 write(self.connection, self.lane, *place, &Delivery::Park { error }, now)?;
                 bring_forward(self.connection, self.lane, *place, now)?;

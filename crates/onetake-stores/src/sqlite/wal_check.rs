@@ -81,7 +81,7 @@ fn find_damage(bytes: &[u8]) -> Option<String> {
     let (head, rest) = bytes.split_at_checked(HEAD)?;
     let Some(log) = read(head, rest) else {
         return is_one_bit_from_whole(head)
-            .then(|| "the head of its log is not what was written".to_owned());
+            .then(|| "the header of its WAL file has changed".to_owned());
     };
     let mut before = log.first;
     let mut frames = log.frames.iter().enumerate();
@@ -93,7 +93,7 @@ fn find_damage(bytes: &[u8]) -> Option<String> {
     // A frame of an earlier use of the log, or zeros: the end.
     let before = at.checked_sub(1).and_then(|at| log.frames.get(at));
     let before = before.map_or(log.first, Frame::checksum);
-    let damaged = || Some(format!("frame {at} of its log is not what was written"));
+    let damaged = || Some(format!("frame {at} of its WAL file has changed"));
     let mut is_committed = log.is_ours(bad) && bad.is_commit();
     for pair in log.frames.get(at..).unwrap_or_default().windows(2) {
         let [earlier, frame] = pair else { break };

@@ -87,16 +87,16 @@ async fn sqlite() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres() {
-    let server = Postgres::start().await;
-    agrees(POSTGRES, async || subjects::postgres(&server).await).await;
+    let server = Postgres::shared().await;
+    agrees(POSTGRES, async || subjects::postgres(server).await).await;
 }
 
 /// A regression test for seed 5: a claim is sent again at the microsecond of the first one, while
 /// the floor of fences is as high as the clock, beside a key that is inserted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_sent_again_keeps_its_fence_although_the_floor_is_as_high() {
-    let server = Postgres::start().await;
-    let subject = subjects::postgres(&server).await;
+    let server = Postgres::shared().await;
+    let subject = subjects::postgres(server).await;
     let store = subject.store();
     let claim = |number: u8| Claim {
         id: RecordId::from_bytes([number; 16]),

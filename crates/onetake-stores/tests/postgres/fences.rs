@@ -9,8 +9,8 @@ use onetake_core::{
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::{claim, stranger};
-use super::{patient, store_on};
+use super::lost_or_repeated::{claim, stranger};
+use super::{migrated, patient, store_on};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
@@ -56,11 +56,11 @@ pub(super) async fn claim_sql(
 /// follows the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_rise_although_the_clock_went_back() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let plain = Terms { grace: Duration::from_millis(10), ..Terms::default() };
     let retried = Terms { on_unknown: OnUnknown::Retry, ..plain };
     for way in ["released", "unknown", "taken over", "expired", "swept", "forgotten and swept"] {
-        let url = server.database();
+        let url = migrated(server).await;
         drop(store_on(&url).await);
         let shift = Shift::default();
         let options = PostgresOptions { shift: shift.clone(), ..patient() };
@@ -126,8 +126,8 @@ async fn fences_rise_although_the_clock_went_back() {
 /// A sweep deletes the expired record of a key during a claim of it, and the clock has gone back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_is_swept_during_a_claim_gets_a_higher_fence() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     let store = store_on(&url).await;
     let first = attempt(1, Terms::default());
@@ -149,7 +149,8 @@ async fn a_key_that_is_swept_during_a_claim_gets_a_higher_fence() {
     let claiming = tokio::spawn(async move { claimer.query(&sql, &[]).await.unwrap() });
     until("the claim waits for the sweep", async || {
         let waits = "SELECT count(*) FROM pg_locks
-                      WHERE relation = 'onetake_records'::regclass AND NOT granted";
+                      WHERE relation = 'onetake_records'::regclass AND NOT granted
+                        AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
         server.sql(database, waits) == "1"
     })
     .await;

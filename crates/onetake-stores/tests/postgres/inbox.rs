@@ -52,11 +52,11 @@ async fn fail(inbox: &TransactionalInbox, message: &str) -> Answer {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inbox() {
-    let server = Postgres::start().await;
-    a_message_has_one_effect_however_often_it_comes(&server).await;
-    poison_is_parked(&server).await;
-    what_kills_its_consumer_is_poison_too(&server).await;
-    work_whose_database_is_unreachable_is_no_try(&server).await;
+    let server = Postgres::shared().await;
+    a_message_has_one_effect_however_often_it_comes(server).await;
+    poison_is_parked(server).await;
+    what_kills_its_consumer_is_poison_too(server).await;
+    work_whose_database_is_unreachable_is_no_try(server).await;
 }
 
 async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {

@@ -1,23 +1,23 @@
 //! PostgreSQL: the suite that every store passes, directly and behind PgBouncer.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
-mod attacks;
 mod fences;
-mod held;
+mod held_locks;
+mod hostile_conditions;
 mod inbox;
-mod later_attacks;
-#[path = "../shared/mended.rs"]
-mod mended;
+mod late_settlements;
+mod lost_or_repeated;
 mod operators;
 mod outages;
 mod outbox;
+#[path = "../common/outbox_repair.rs"]
+mod outbox_repair;
+mod reaper_index;
 mod refusals;
 mod schema;
-mod settlements;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 mod transactions;
-mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +42,12 @@ fn patient() -> PostgresOptions {
         command_timeout: timeout,
         ..PostgresOptions::default()
     }
+}
+
+/// Creates a database with the store's tables, and returns its URL.
+async fn migrated(server: &Postgres) -> String {
+    let migrate = async |url: String| PostgresStore::migrate(&url, patient()).await.unwrap();
+    server.migrated(migrate).await
 }
 
 /// A store on a database, in real time.
@@ -73,38 +79,44 @@ async fn fresh(url: String) -> Shifted {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_store() {
-    let server = Postgres::start().await;
-    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+    let server = Postgres::shared().await;
+    run(async || fresh(migrated(server).await).await, Capabilities::default())
+        .await
+        .assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_on_postgres_store() {
-    let server = Postgres::start().await;
-    run_engine(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+    let server = Postgres::shared().await;
+    run_engine(async || fresh(migrated(server).await).await, Capabilities::default())
+        .await
+        .assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_store_behind_pgbouncer() {
-    let server = Postgres::start().await;
-    let bouncer = PgBouncer::start(&server, "transaction", 2).await;
-    let url = || {
-        let direct = server.database();
+    let server = Postgres::shared().await;
+    let bouncer = PgBouncer::start(server, "transaction", 2).await;
+    let url = async || {
+        let direct = migrated(server).await;
         let (_, database) = direct.rsplit_once('/').unwrap();
         server.url_at(bouncer.address(), database)
     };
-    run(|| fresh(url()), Capabilities::default()).await.assert_passed();
+    run(async || fresh(url().await).await, Capabilities::default()).await.assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_of_one_connection_is_enough() {
-    let server = Postgres::start().await;
-    let url = || format!("{}?connections=1", server.database());
-    run(|| fresh(url()), Capabilities::default()).await.assert_passed();
-    run_engine(|| fresh(url()), Capabilities::default()).await.assert_passed();
+    let server = Postgres::shared().await;
+    let url = async || format!("{}?connections=1", migrated(server).await);
+    run(async || fresh(url().await).await, Capabilities::default()).await.assert_passed();
+    run_engine(async || fresh(url().await).await, Capabilities::default()).await.assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serialization_failures_are_tried_again() {
     let server = Postgres::start_with(&["default_transaction_isolation = 'serializable'"]).await;
-    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+    run(async || fresh(migrated(&server).await).await, Capabilities::default())
+        .await
+        .assert_passed();
 }

@@ -16,8 +16,8 @@ use onetake_core::{
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::claim;
-use super::store_on;
+use super::lost_or_repeated::claim;
+use super::{migrated, store_on};
 
 fn asked(number: u64) -> Claim {
     let origin = Origin::new(TenantDigest::from_bytes([7; 16]), "POST /pay");
@@ -44,8 +44,8 @@ async fn load(store: &PostgresStore, claim: &Claim) -> Option<Record> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_of_the_forgotten_is_left_in_its_row() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     let store = store_on(&url).await;
     let recording = Recording { head: "head".into(), body: Some("a secret".into()) };
@@ -71,8 +71,8 @@ async fn nothing_of_the_forgotten_is_left_in_its_row() {
 /// If many nodes could reconcile at once, one does. A row contains no more than necessary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_asks_and_what_rolled_back_has_no_cause() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1;
     let store = store_on(&url).await;
     let mut stores = Vec::new();
@@ -125,8 +125,8 @@ fn asked_anew(claim: &Claim) -> Claim {
 /// The server's clock was set back since, or a standby whose clock is behind took over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_claimed_in_the_future_is_forgotten_at_once_too() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     let shift = Shift::default();
     shift.advance(Duration::from_secs(3600));
@@ -146,8 +146,8 @@ async fn what_was_claimed_in_the_future_is_forgotten_at_once_too() {
 /// text is cut. The answer to a settlement is equal to a later read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_is_cut_where_every_store_cuts_it() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     let mut before: Option<Record> = None;
     let mut cut = false;
@@ -177,8 +177,8 @@ async fn a_history_is_cut_where_every_store_cuts_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reference_has_ids_from_its_first_to_its_last() {
-    let server = Postgres::start().await;
-    let store = store_on(&server.database()).await;
+    let server = Postgres::shared().await;
+    let store = store_on(&migrated(server).await).await;
     let reference = claim(1).id.reference();
     let (first, last) = reference.ids().into_inner();
     let number = |id: RecordId| u128::from_be_bytes(*id.as_bytes());
@@ -205,8 +205,8 @@ fn audit(id: RecordId, at: Timestamp) -> AuditEntry {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_note_that_cannot_be_read_hides_no_other() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let store = store_on(&url).await;
     let (id, now) = (claim(1).id, SystemClock.now());
     let mut expected = Vec::new();
@@ -237,8 +237,8 @@ async fn a_note_that_cannot_be_read_hides_no_other() {
 /// swept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     let store = store_on(&url).await;
     let now = SystemClock.now();
@@ -252,7 +252,7 @@ async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
         old.as_micros()
     );
     server.sql(&database, &many);
-    let stranger = super::attacks::stranger(&url).await;
+    let stranger = super::lost_or_repeated::stranger(&url).await;
     stranger.batch_execute("BEGIN").await.unwrap();
     let lock = "SELECT FROM onetake_notes WHERE place = $1 FOR UPDATE";
     stranger.execute(lock, &[&held.place.as_bytes().as_slice()]).await.unwrap();
@@ -273,7 +273,7 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     const MANY: u64 = 50_000;
     const ROUNDS: u64 = 40;
     let server = Postgres::start_with(&["autovacuum = off"]).await;
-    let url = server.database();
+    let url = migrated(&server).await;
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     let one = PostgresOptions { connections: 1, ..PostgresOptions::default() };
     PostgresStore::migrate(&url, one.clone()).await.unwrap();

@@ -13,7 +13,7 @@ use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio::sync::Notify;
 
-use super::store_on;
+use super::{migrated, store_on};
 
 async fn nodes(url: &str, count: usize) -> Vec<Engine> {
     let mut engines = Vec::new();
@@ -26,7 +26,7 @@ async fn nodes(url: &str, count: usize) -> Vec<Engine> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn restarted_and_killed_under_load_nothing_runs_twice_or_is_lost() {
     let mut server = Postgres::start().await;
-    let url = server.database();
+    let url = migrated(&server).await;
     let engines = nodes(&url, 2).await;
     let clock = SystemClock;
     let trouble = async {
@@ -47,8 +47,8 @@ async fn restarted_and_killed_under_load_nothing_runs_twice_or_is_lost() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_connection_is_noticed_and_the_store_comes_back() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     drop(store_on(&url).await);
     let proxy = FaultProxy::start(server.address()).await.unwrap();
     let options = PostgresOptions {
@@ -67,7 +67,7 @@ async fn a_cut_connection_is_noticed_and_the_store_comes_back() {
     let mut tried = Vec::new();
     for _ in 0..100 {
         let error = store.ready().await.unwrap_err().to_string();
-        if !error.contains("tried again by itself") {
+        if !error.contains("reconnects automatically") {
             tried.push(error);
         }
     }
@@ -79,8 +79,8 @@ async fn a_cut_connection_is_noticed_and_the_store_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     drop(store_on(&url).await);
     let proxy = FaultProxy::start(server.address()).await.unwrap();
     let database = url.rsplit_once('/').unwrap().1;

@@ -13,8 +13,8 @@ use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio_postgres::{Client, NoTls};
 
-use super::mended::mends_itself;
-use super::patient;
+use super::outbox_repair::mends_itself;
+use super::{migrated, patient};
 
 const INSERT: &str = "INSERT INTO onetake_outbox
         (message, lane, ordering, topic, headers, payload, created_at, state_at)
@@ -72,9 +72,9 @@ impl OutboxSubject for Subject {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_outbox() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let fresh = async || {
-        let url = server.database();
+        let url = migrated(server).await;
         Subject::new(&url, &url).await
     };
     run_outbox(fresh).await.assert_passed();
@@ -85,7 +85,7 @@ async fn postgres_outbox_behind_pgbouncer() {
     let server = Postgres::start_with(&["default_transaction_isolation = 'serializable'"]).await;
     let bouncer = PgBouncer::start(&server, "transaction", 2).await;
     let fresh = async || {
-        let direct = server.database();
+        let direct = migrated(&server).await;
         let (_, database) = direct.rsplit_once('/').unwrap();
         Subject::new(&server.url_at(bouncer.address(), database), &direct).await
     };
@@ -96,8 +96,8 @@ async fn postgres_outbox_behind_pgbouncer() {
 /// repeats for that long, and not only for a number of tries that are over in an instant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_that_the_server_refuses_often_is_sent_again() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let subject = Subject::new(&url, &url).await;
     let id = MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), 0);
     subject.write(vec![(id, Message::new("t", "a", "p"))]).await;
@@ -143,8 +143,8 @@ impl Clock for Unhurried {
 /// An unreadable row is parked, and does not block its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_read_is_parked() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let subject = Subject::new(&url, &url).await;
     let id = |number| MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), number);
     let messages = (0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect();
@@ -160,8 +160,8 @@ async fn what_cannot_be_read_is_parked() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_command_can_leave_behind_mends_itself() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let subject = Subject::new(&url, &url).await;
     let (_, database) = url.rsplit_once('/').unwrap();
     mends_itself(&subject, |sql| drop(server.sql(database, sql))).await;
@@ -170,8 +170,8 @@ async fn what_no_command_can_leave_behind_mends_itself() {
 /// With any number of waiting, delivered or held-back messages, a turn reads a few rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_reads_a_few_rows_of_many() {
-    let server = Postgres::start().await;
-    let url = server.database();
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
     let subject = Subject::new(&url, &url).await;
     let (_, database) = url.rsplit_once('/').unwrap();
     let lane = Message::new("t", "slow", "p").lane();

@@ -24,7 +24,7 @@ fn says(error: &StoreError, kind: StoreErrorKind, parts: &[&str]) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_wrong_with_a_url_is_said() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.url("postgres");
     let nobody = format!("postgres://me:takesecret@127.0.0.1:{}/x", free_port());
     says(
@@ -36,7 +36,7 @@ async fn what_is_wrong_with_a_url_is_said() {
     says(
         &refused(&password).await,
         StoreErrorKind::Invalid,
-        &["password", "check user and password"],
+        &["password", "check the user and password"],
     );
     let database = server.url("nowhere");
     says(
@@ -47,7 +47,7 @@ async fn what_is_wrong_with_a_url_is_said() {
     says(
         &refused(&url).await,
         StoreErrorKind::Invalid,
-        &["tables are not in this database", "onetake migrate"],
+        &["tables of onetake are not in this database", "onetake migrate"],
     );
     let tls = format!("{url}?sslmode=require");
     says(&refused(&tls).await, StoreErrorKind::Invalid, &["TLS", "sslmode"]);
@@ -55,7 +55,7 @@ async fn what_is_wrong_with_a_url_is_said() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_that_cannot_keep_every_text_is_refused() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let latin =
         "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0";
     server.sql("postgres", latin);
@@ -88,10 +88,13 @@ async fn a_server_that_forgets_is_refused_unless_told() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_healthy_server_has_nothing_broken() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let before = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
-    assert!(before.findings[0].what.contains("tables are not in this database"), "{before:?}");
+    assert!(
+        before.findings[0].what.contains("tables of onetake are not in this database"),
+        "{before:?}"
+    );
     drop(store_on(&url).await);
     let diagnosis = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
     assert_ne!(diagnosis.worst(), Weight::Broken, "{diagnosis:?}");
@@ -101,7 +104,7 @@ async fn a_healthy_server_has_nothing_broken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_loses_nothing() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let store = store_on(&url).await;
     let claim = |name: &str| Claim {
@@ -122,7 +125,7 @@ async fn a_full_disk_loses_nothing() {
          CREATE TRIGGER full_disk BEFORE INSERT ON onetake_records FOR EACH ROW EXECUTE FUNCTION full_disk()",
     );
     let error = store.claim(vec![claim("during"), claim("too")]).await.remove(0).unwrap_err();
-    says(&error, StoreErrorKind::Unavailable, &["disk is full", "make room"]);
+    says(&error, StoreErrorKind::Unavailable, &["disk of PostgreSQL is full", "make room"]);
     let retry = Claim { attempt: AttemptId::from_bytes([2; 16]), ..claim("before") };
     let found = store.claim(vec![retry]).await.remove(0);
     assert!(matches!(found, Ok(Claimed::Found { .. })), "reading goes on: {found:?}");
@@ -142,10 +145,13 @@ async fn tls_is_as_strict_as_the_url_asks_for() {
     let root = file("ca.pem");
     for (url, seen) in [
         (format!("{url}?sslmode=disable"), "is not encrypted"),
-        (url.clone(), "nobody checks who the server is"),
-        (format!("{url}?sslmode=require"), "nobody checks who the server is"),
-        (format!("{named}?sslmode=verify-full&sslrootcert={root}"), "the server known"),
-        (format!("{named}?sslrootcert={root}"), "the server known"),
+        (url.clone(), "the certificate of the server is not verified"),
+        (format!("{url}?sslmode=require"), "the certificate of the server is not verified"),
+        (
+            format!("{named}?sslmode=verify-full&sslrootcert={root}"),
+            "the certificate of the server is verified",
+        ),
+        (format!("{named}?sslrootcert={root}"), "the certificate of the server is verified"),
     ] {
         PostgresStore::open(&url, PostgresOptions::default()).await.unwrap().ready().await.unwrap();
         let diagnosis = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();

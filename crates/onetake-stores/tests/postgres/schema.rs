@@ -10,7 +10,7 @@ use onetake_sim::servers::Postgres;
 use onetake_stores::postgres::migrations;
 use onetake_stores::{Migrated, PostgresOptions, PostgresStore, Weight};
 
-use super::attacks::{claim, stranger};
+use super::lost_or_repeated::{claim, stranger};
 use super::store_on;
 
 fn memo(text: &'static str) -> Memo {
@@ -19,7 +19,7 @@ fn memo(text: &'static str) -> Memo {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_nodes_may_migrate_at_once_and_again() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let migrated =
         join_all((0..6).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
@@ -31,7 +31,7 @@ async fn many_nodes_may_migrate_at_once_and_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn older_and_newer_versions_are_told_apart() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     drop(store_on(&url).await);
     let database = url.rsplit_once('/').unwrap().1;
@@ -83,7 +83,7 @@ const CATALOG: &str = "
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrations_from_files_make_the_same_schema() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let (migrated, by_files) = (server.database(), server.database());
     PostgresStore::migrate(&migrated, PostgresOptions::default()).await.unwrap();
     let client = stranger(&by_files).await;
@@ -111,7 +111,7 @@ async fn migrations_from_files_make_the_same_schema() {
 /// finished. They are refused until they are migrated; then nodes of both versions work on them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1;
     let old = stranger(&url).await;
@@ -174,7 +174,7 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn completing_touches_no_index_and_people_can_read_it() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let url = server.database();
     let store = store_on(&url).await;
     let claims: Vec<Claim> = (0..50_u8)
@@ -227,7 +227,7 @@ async fn completing_touches_no_index_and_people_can_read_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_that_are_not_whole_are_refused_and_the_doctor_says_so() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     for damage in [
         "DROP TABLE onetake_notes",
         "ALTER TABLE onetake_records DROP COLUMN origin CASCADE",
@@ -240,10 +240,10 @@ async fn tables_that_are_not_whole_are_refused_and_the_doctor_says_so() {
         let error = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Invalid);
         let said = error.to_string();
-        assert!(said.contains("not whole") && said.contains("onetake migrate"), "{said}");
+        assert!(said.contains("incomplete") && said.contains("onetake migrate"), "{said}");
         let found = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
         let broken = |finding: &onetake_stores::Finding| {
-            finding.weight == Weight::Broken && finding.what.contains("not whole")
+            finding.weight == Weight::Broken && finding.what.contains("incomplete")
         };
         assert!(found.findings.iter().any(broken), "{:?}", found.findings);
     }

@@ -28,8 +28,8 @@ async fn transfer(url: String, attempt: Attempt, commits: bool) -> Result<(), sq
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_of_sqlx() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+    let server = Postgres::shared().await;
+    let bank = Bank::open(server).await;
     for commits in [false, true] {
         let url = bank.url.clone();
         let work = move |attempt| transfer(url, attempt, commits);
@@ -64,7 +64,7 @@ async fn transactions_of_sqlx() {
 /// The migration files by the migrator of sqlx, and a store on the pool that ran it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_on_a_pool_of_sqlx() {
-    let server = Postgres::start().await;
+    let server = Postgres::shared().await;
     let pool = PgPool::connect(&server.database()).await.unwrap();
     let refused = PostgresStore::with_pool(&pool, PostgresOptions::default()).await.unwrap_err();
     assert!(refused.to_string().contains("onetake migrate"), "{refused}");

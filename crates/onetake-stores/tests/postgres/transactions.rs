@@ -17,7 +17,7 @@ use onetake_stores::postgres::{Transactional, WorkError, finish};
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::{Client, NoTls};
 
-use super::{is_busy, patient, store_on};
+use super::{is_busy, migrated, patient, store_on};
 
 /// A database with a table of the user.
 pub(crate) struct Bank {
@@ -28,7 +28,7 @@ pub(crate) struct Bank {
 
 impl Bank {
     pub(crate) async fn open(server: &Postgres) -> Self {
-        let url = server.database();
+        let url = migrated(server).await;
         let store = store_on(&url).await;
         let client = connect(&url).await;
         client
@@ -181,7 +181,7 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
         async { Ok(Completion::new(Recording::new("x")).with_message(message)) }.boxed()
     });
     let large = large.await.unwrap_err();
-    assert!(large.to_string().contains("the topic of message 0 has 300 bytes"), "{large}");
+    assert!(large.to_string().contains("message 0: the topic has 300 bytes"), "{large}");
     // The store, and not the operation's word, decides. Its effects may be there: it never runs again.
     let forgot = || bank.engine.transact(operation("forgot"), |_| async { Ok::<(), ()>(()) });
     assert!(matches!(forgot().await, Err(NotDone::NotCommitted)));

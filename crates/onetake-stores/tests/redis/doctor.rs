@@ -38,7 +38,7 @@ async fn whatever_loses_writes_is_named() {
     let found = diagnose(&server.url()).await;
     finds(&found, Weight::Broken, "no persistence", "appendonly yes");
     server.cli(&["CONFIG", "SET", "save", "3600 1"]);
-    finds(&diagnose(&server.url()).await, Weight::Broken, "snapshots alone", "appendonly yes");
+    finds(&diagnose(&server.url()).await, Weight::Broken, "snapshots only", "appendonly yes");
     server.cli(&["CONFIG", "SET", "appendonly", "yes"]);
     let found = diagnose(&server.url()).await;
     finds(&found, Weight::Broken, "appendfsync everysec", "appendfsync always");
@@ -65,7 +65,7 @@ async fn a_cluster_is_looked_at_as_a_whole() {
     let found = diagnose(&cluster.url()).await;
     assert!(found.server.contains("3 primaries and 3 replicas"), "{}", found.server);
     finds(&found, Weight::Broken, "asynchronous", "wait_replicas");
-    finds(&found, Weight::Fine, "the cluster is whole", "");
+    finds(&found, Weight::Fine, "the cluster serves all slots", "");
     let odd = &cluster.nodes()[0];
     odd.cli(&["CONFIG", "SET", "appendfsync", "no"]);
     let found = diagnose(&cluster.url()).await;

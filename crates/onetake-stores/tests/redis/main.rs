@@ -3,14 +3,14 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod cluster;
+mod conformance;
 mod doctor;
-mod one_server;
 mod operators;
 mod outages;
+mod records;
 mod replicas;
-mod suite;
 mod tls;
-mod velocity;
+mod velocity_limits;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -73,9 +73,9 @@ async fn doctor_says_what_a_failover_loses() {
     let waits = open(&format!("{}?wait_replicas=1", primary.url())).await;
     let found = waits.diagnose().await.unwrap();
     assert_eq!(found.worst(), Weight::Weak, "{found:?}");
-    assert!(found.findings.first().unwrap().what.contains("narrows"), "{found:?}");
+    assert!(found.findings.first().unwrap().what.contains("less likely"), "{found:?}");
 
     let more = open(&format!("{}?wait_replicas=2", primary.url())).await;
     let found = more.diagnose().await.unwrap();
-    assert!(found.findings.first().unwrap().what.contains("asks for 2"), "{found:?}");
+    assert!(found.findings.first().unwrap().what.contains("requires 2"), "{found:?}");
 }

@@ -54,5 +54,5 @@ async fn a_certificate_that_the_system_trusts_is_trusted() {
 
     let error = RedisStore::open(&url, RedisOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
-    assert!(error.to_string().contains("certificate must be signed by one"), "{error}");
+    assert!(error.to_string().contains("certificate must be for this host name"), "{error}");
 }

@@ -250,10 +250,8 @@ impl Build {
             return Err("the tests of the switched sources could not be built".to_owned());
         }
         let said = String::from_utf8_lossy(&built.stdout);
-        let mut programs: Vec<Program> = said
-            .lines()
-            .filter_map(|line| Program::read(line, &self.tools, stage.starts_servers))
-            .collect();
+        let mut programs: Vec<Program> =
+            said.lines().filter_map(|line| Program::read(line, &self.tools, stage)).collect();
         for program in &mut programs {
             program.measure()?;
         }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::super::scope::Stage;
+
 /// A program hangs if it takes this many times as long as without a mutant, plus
 /// [`HANGS_AFTER_MIN`].
 const HANGS_AFTER_TIMES: u32 = 4;
@@ -23,6 +25,7 @@ pub(super) struct Program {
     file: PathBuf,
     folder: PathBuf,
     tools: PathBuf,
+    tests: &'static [&'static str],
     starts_servers: bool,
     takes: Duration,
 }
@@ -37,13 +40,14 @@ pub(super) enum Ended {
 
 impl Program {
     /// Returns the test program that a line of cargo's output names, if any.
-    pub(super) fn read(line: &str, tools: &Path, starts_servers: bool) -> Option<Self> {
+    pub(super) fn read(line: &str, tools: &Path, stage: &Stage) -> Option<Self> {
         let said: Value = serde_json::from_str(line).ok()?;
         let is_test = said.pointer("/profile/test")?.as_bool()?;
         let file = PathBuf::from(said.get("executable")?.as_str()?);
         let folder = Path::new(said.get("manifest_path")?.as_str()?).parent()?.to_owned();
-        let tools = tools.to_owned();
-        is_test.then_some(Self { file, folder, tools, starts_servers, takes: Duration::ZERO })
+        let (tools, takes) = (tools.to_owned(), Duration::ZERO);
+        let &Stage { tests, starts_servers, .. } = stage;
+        is_test.then_some(Self { file, folder, tools, tests, starts_servers, takes })
     }
 
     /// The name without folder and hash.
@@ -78,6 +82,7 @@ impl Program {
     /// stop.
     pub(super) fn run(&self, mutant: u32) -> Ended {
         let mut command = Command::new(&self.file);
+        command.args(self.tests);
         command.current_dir(&self.folder).env("ONETAKE_MUTANT", mutant.to_string());
         command.env("ONETAKE_TOOLS", &self.tools).env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());

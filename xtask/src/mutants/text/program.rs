@@ -47,8 +47,7 @@ fn runs(language: Language, which: Which) -> &'static [Run] {
         (Language::Sqlite, Which::All) => &[
             (UNIT_TESTS, &["sqlite::"]),
             ("sqlite", &["sqlite_store"]),
-            ("sqlite_transactions", &[]),
-            ("sqlite_outbox", &[]),
+            ("sqlite", &["transactions::", "outbox::"]),
             ("sqlite", &[]),
         ],
         (Language::Postgres, Which::All) => &[
@@ -58,12 +57,12 @@ fn runs(language: Language, which: Which) -> &'static [Run] {
             ("postgres", &[]),
         ],
         (Language::Lua, Which::All) => &[
-            ("redis", &["--exact", "suite::redis"]),
+            ("redis", &["--exact", "conformance::redis"]),
             ("differential", &["--exact", "redis"]),
             ("redis", &["velocity::", "operators::"]),
             ("redis", &[]),
         ],
-        (Language::Sqlite, Which::Sample) => &[("sqlite", &["--exact", "sqlite_store"])],
+        (Language::Sqlite, Which::Sample) => &[("sqlite", &["--exact", "store::sqlite_store"])],
         (Language::Postgres | Language::Lua, Which::Sample) => &[],
     }
 }
@@ -195,13 +194,14 @@ fn build(root: &Path, runs: &[Run]) -> Result<Vec<Program>, String> {
     Ok(programs)
 }
 
-/// Returns the name and file of the test program that a line of cargo's output names.
+/// Returns the name and file of the stores' test program that a line of cargo's output names.
 fn program(line: &str) -> Option<(String, String)> {
     let said: Value = serde_json::from_str(line).ok()?;
     let is_test = said.pointer("/profile/test")?.as_bool()?;
     let file = said.get("executable")?.as_str()?.to_owned();
     let name = said.pointer("/target/name")?.as_str()?.to_owned();
-    is_test.then_some((name.replace('-', "_"), file))
+    let is_of_stores = said.get("manifest_path")?.as_str()?.ends_with("onetake-stores/Cargo.toml");
+    (is_test && is_of_stores).then_some((name.replace('-', "_"), file))
 }
 
 fn find<'a>(programs: &'a [Program], name: &str) -> Result<&'a Program, String> {

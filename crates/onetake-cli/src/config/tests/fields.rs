@@ -51,6 +51,8 @@ const SECTIONS: &[Row] = &[
             "upstream = \"http://api:80/\"",
             "upstream = \"https://api\"",
             "trusted_proxies = []",
+            "unmatched = \"pass\"",
+            "unmatched = \"refuse\"",
             "tls = { certificate = \"cert.pem\", private_key = \"/etc/onetake/key.pem\" }",
             "upstream_tls = {}",
             "upstream_tls = { roots = \"ca.pem\" }",
@@ -58,6 +60,8 @@ const SECTIONS: &[Row] = &[
         ],
         &[
             ("listen = \"localhost:80\"", "gateway.listen"),
+            ("unmatched = \"reject\"", "gateway.unmatched"),
+            ("unmatched = false", "gateway.unmatched"),
             ("listen = 80", "gateway.listen"),
             ("upstream = \"api:80\"", "gateway.upstream"),
             ("upstream = []", "gateway.upstream"),
@@ -595,11 +599,13 @@ const POLICY: &[(Lines, Refused)] = &[
     (
         &[
             "velocity = []",
-            "velocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
-            "velocity = [{ by = [], limit = \"100/s\" }, { by = [\"tenant\"], limit = \"1000/h\" }]",
+            "key = { required = true }\nvelocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
+            "key = { required = true }\nvelocity = [{ by = [], limit = \"100/s\" }, { by = [\"tenant\"], limit = \"1000/h\" }]",
         ],
         &[
             ("velocity = \"5/min\"", "velocity"),
+            ("velocity = [{ by = [\"tenant\"], limit = \"5/min\" }]", "velocity"),
+            ("key = { required = false }\nvelocity = [{ by = [], limit = \"5/s\" }]", "velocity"),
             ("velocity = [\"5/min\"]", "velocity[0]"),
             ("velocity = [{ limit = \"5/min\" }]", "velocity[0].by"),
             ("velocity = [{ by = [] }]", "velocity[0].limit"),
@@ -620,6 +626,17 @@ const POLICY: &[(Lines, Refused)] = &[
             ("statuses = { in_flight = 600 }", "statuses.in_flight"),
             ("statuses = { wait_timeout = \"504\" }", "statuses.wait_timeout"),
             ("statuses = { mismach = 422 }", "statuses.mismach"),
+        ],
+    ),
+    (
+        &["path_case = \"exact\"", "path_case = \"ignore\""],
+        &[("path_case = \"insensitive\"", "path_case"), ("path_case = true", "path_case")],
+    ),
+    (
+        &["trailing_slash = \"exact\"", "trailing_slash = \"ignore\""],
+        &[
+            ("trailing_slash = \"strict\"", "trailing_slash"),
+            ("trailing_slash = 1", "trailing_slash"),
         ],
     ),
     (

@@ -8,9 +8,8 @@ fn a_misspelt_field() {
                 [[route]]\nmatch = \"POST /b\"\nfingerprint = { mod = \"json\" }\n";
     assert_eq!(
         refused(text),
-        "the configuration has 1 error:\n\n\
-         onetake.toml:9:17: route[1].fingerprint.mod: there is no such field\n    \
-         did you mean `mode`?"
+        "the configuration has 1 error:\n\nonetake.toml:9:17: route[1].fingerprint.mod: unknown \
+         field\n    did you mean `mode`?"
     );
 }
 
@@ -20,7 +19,7 @@ fn a_value_out_of_bounds_and_a_wrong_type_together() {
     assert_eq!(
         refused(text),
         "the configuration has 2 errors:\n\n\
-         onetake.toml:4:7: defaults.ttl = \"500d\": longer than 400d, the longest accepted\n    \
+         onetake.toml:4:7: defaults.ttl = \"500d\": longer than the maximum of 400d\n    \
          write a number and a unit (ms, s, m, h or d), from 1s to 400d, such as \"24h\"\n\n\
          onetake.toml:5:9: defaults.lease = 30: expected a string but found an integer\n    \
          write for example lease = \"30s\""
@@ -32,13 +31,12 @@ fn a_missing_upstream() {
     let error = load(None, "onetake.toml", no_env(), Overrides::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the configuration has 1 error:\n\n\
-         configuration: gateway.upstream: it is missing, so there is nowhere to send requests to\n    \
-         start with --upstream http://127.0.0.1:3000, or write \
-         upstream = \"http://127.0.0.1:3000\" below [gateway]"
+        "the configuration has 1 error:\n\nconfiguration: gateway.upstream: missing, so requests \
+         cannot be forwarded\n    start with --upstream http://127.0.0.1:3000, or write upstream \
+         = \"http://127.0.0.1:3000\" below [gateway]"
     );
     assert!(refused("[[route]]\nmatch = \"POST /\"\n").contains(
-        "onetake.toml: gateway.upstream: it is missing, and route[0] names none of its own"
+        "onetake.toml: gateway.upstream: missing, and route[0] has no upstream of its own"
     ));
 }
 
@@ -48,11 +46,10 @@ fn a_payment_without_a_tenant() {
                 preset = \"payment\"\n";
     assert_eq!(
         refused(text),
-        "the configuration has 1 error:\n\n\
-         onetake.toml:5:10: route[0].tenant: preset \"payment\" must name its tenant: a guess could \
-         mix two customers' payments\n    \
-         write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route or in \
-         [defaults]"
+        "the configuration has 1 error:\n\nonetake.toml:5:10: route[0].tenant: a route with preset \
+         \"payment\" must name its tenant, because a wrong guess could mix payments of two \
+         customers\n    write tenant = \"credential\", \"public\" or { header = \"X-Account\" } \
+         in this route or in [defaults]"
     );
     let named = format!("{text}[defaults]\ntenant = \"public\"\n");
     assert_eq!(read(&named).unwrap().routes[0].settings.policy.tenant, Tenant::Public);
@@ -64,10 +61,9 @@ fn a_reconciler_that_would_be_told_a_credential() {
                 on_unknown = \"reconcile\"\nreconcile = \"GET http://b/{tenant}/{key}\"\n";
     assert_eq!(
         refused(text),
-        "the configuration has 1 error:\n\n\
-         onetake.toml:7:13: route[0].reconcile: the tenant is a credential, and {tenant} would put it into a URL, \
-         and so into logs\n    \
-         use {derived_key}: the operation is sent it as Idempotency-Derived-Key"
+        "the configuration has 1 error:\n\nonetake.toml:7:13: route[0].reconcile: the tenant is a \
+         credential, and {tenant} would put it into a URL and into logs\n    use {derived_key}: \
+         the upstream receives it with the operation as Idempotency-Derived-Key"
     );
 }
 
@@ -88,13 +84,13 @@ fn a_variable() {
     let said = |name, value| load(name, value).unwrap_err().problems()[0].to_string();
     assert_eq!(
         said("ONETAKE__GATEWAY__LISTN", "127.0.0.1:80"),
-        "ONETAKE__GATEWAY__LISTN: gateway.listn: there is no such field\n    \
-         did you mean `ONETAKE__GATEWAY__LISTEN`?"
+        "ONETAKE__GATEWAY__LISTN: gateway.listn: unknown field\n    did you mean \
+         `ONETAKE__GATEWAY__LISTEN`?"
     );
     assert_eq!(
         said("ONETAKE__GATWAY__LISTEN", "127.0.0.1:80"),
-        "ONETAKE__GATWAY__LISTEN: gatway: there is no such field\n    \
-         did you mean `ONETAKE__GATEWAY__LISTEN`?"
+        "ONETAKE__GATWAY__LISTEN: gatway: unknown field\n    did you mean \
+         `ONETAKE__GATEWAY__LISTEN`?"
     );
     assert_eq!(
         said("ONETAKE__DEFAULTS__TTL", "soon"),
@@ -109,16 +105,15 @@ fn a_variable() {
     );
     assert_eq!(
         said("ONETAKE__DEFAULTS__KEY", "{ requird = true }"),
-        "ONETAKE__DEFAULTS__KEY: defaults.key.requird: there is no such field\n    \
-         did you mean `required`?"
+        "ONETAKE__DEFAULTS__KEY: defaults.key.requird: unknown field\n    did you mean `required`?"
     );
     assert_eq!(
         said("ONETAKE__ROUTE__0__TTL", "1h"),
-        "ONETAKE__ROUTE__0__TTL: routes cannot be set by a variable\n    \
-         write them in the file; ONETAKE__DEFAULTS__TTL and the like hold for all of them"
+        "ONETAKE__ROUTE__0__TTL: routes cannot be set by environment variables\n    write them in \
+         the file; ONETAKE__DEFAULTS__TTL and similar variables apply to all routes"
     );
     for name in ["ONETAKE__GATEWAY", "ONETAKE__", "ONETAKE____LISTEN", "ONETAKE__GATEWAY__"] {
-        assert!(said(name, "x").contains("write ONETAKE__SECTION__KEY"), "{name}");
+        assert!(said(name, "x").contains("write ONETAKE__SECTION__FIELD"), "{name}");
     }
 }
 

@@ -155,6 +155,8 @@ fn one_upstream_for_all_that_name_none() {
     let both = format!("[gateway]\nupstream = \"http://g\"\n{defaults}");
     let said = upstream(&both, None).unwrap_err();
     assert!(said.contains("f:4:12: defaults.upstream = \"http://d/\""), "{said}");
-    assert!(said.contains("gateway.upstream names another one (f:2:12)"), "{said}");
-    assert!(upstream(&format!("{own}{route}"), None).unwrap_err().contains("route[1] names none"));
+    assert!(said.contains("differs from gateway.upstream (f:2:12)"), "{said}");
+    assert!(
+        upstream(&format!("{own}{route}"), None).unwrap_err().contains("route[1] has no upstream")
+    );
 }

@@ -18,7 +18,7 @@ fn sections_of_the_wrong_shape() {
         assert_eq!(error.problems()[0].field, field, "{error}");
     }
     assert!(refused("[route]\nmatch = \"POST /\"").contains("write [[route]]"));
-    assert!(refused("listen = \"127.0.0.1:1\"").contains("belongs to [gateway] or [admin]"));
+    assert!(refused("listen = \"127.0.0.1:1\"").contains("is a field of [gateway] or [admin]"));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn upstream_tls_is_of_use_to_whoever_is_https() {
     assert_eq!(warnings("http://a", &auth("[defaults]", "https")), "");
     assert_eq!(warnings("http://a", &auth(route, "https")), "");
     for tenant in [String::new(), auth("[defaults]", "http"), auth(route, "http")] {
-        assert!(warnings("http://a", &tenant).contains("without effect"), "{tenant}");
+        assert!(warnings("http://a", &tenant).contains("has no effect"), "{tenant}");
     }
 }
 
@@ -63,7 +63,7 @@ fn a_reconcile_of_defaults_is_checked_where_it_is_used() {
     let config = read(&text("")).unwrap();
     assert_eq!(config.routes[0].settings.reconcile, config.defaults.reconcile);
     let config = read(&text("on_unknown = \"fail\"\ntenant = \"credential\"")).unwrap();
-    assert_eq!(config.routes[0].settings.reconcile, None, "nobody is asked");
+    assert_eq!(config.routes[0].settings.reconcile, None, "no service is asked");
     let error = read(&text("tenant = \"credential\"")).unwrap_err();
     assert_eq!(error.problems()[0].field, "route[0].reconcile", "{error}");
     assert!(error.to_string().contains("use {derived_key}"), "{error}");

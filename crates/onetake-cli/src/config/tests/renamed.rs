@@ -49,7 +49,7 @@ fn a_former_name_is_told_its_new_one() {
         let error = read(&fields::file(section, &line)).expect_err(&line);
         let [problem] = error.problems() else { panic!("one fault expected\n{error}") };
         assert_eq!(problem.field, field, "{error}");
-        assert_eq!(problem.what, format!("it is now called `{new}`"), "{error}");
+        assert_eq!(problem.what, format!("the field was renamed to `{new}`"), "{error}");
         assert_eq!(problem.fix, format!("write `{new}`"), "{error}");
     }
     let variables = env(&[("ONETAKE__DEFAULTS__UNKNOWN", "[\"5xx\"]")]);

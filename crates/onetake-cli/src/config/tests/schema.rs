@@ -20,6 +20,8 @@ const CHECK_ONLY: &[&str] = &[
     "lease = \"99ms\"",
     "grace = \"2h\"",
     "wait_timeout = \"6m\"",
+    "velocity = [{ by = [\"tenant\"], limit = \"5/min\" }]",
+    "key = { required = false }\nvelocity = [{ by = [], limit = \"5/s\" }]",
     "upstream_timeout = \"0s\"",
     "max_request_body = \"65MiB\"",
     "listen = \"127.0.0.1:8080\"",

@@ -37,8 +37,9 @@ fn a_variable_that_is_not_there_and_one_that_is_wrong() {
     };
     assert_eq!(
         said("ttl = \"${TTL}\"", &[]),
-        "/etc/onetake/onetake.toml:4:7: defaults.ttl = \"${TTL}\": there is no variable `TTL`\n    \
-         set it for this process, or name another, or write $${ for the two characters ${"
+        "/etc/onetake/onetake.toml:4:7: defaults.ttl = \"${TTL}\": the environment variable `TTL` is not set\n    \
+         set it in the environment of this process, or name another variable, or write $${ for a \
+         literal ${"
     );
     assert!(said("ttl = \"${TTL\"", &[]).contains("`${` is not closed"));
     // A variable may hold a secret: a message quotes the file, and not the variable.
@@ -106,7 +107,7 @@ fn a_preset_that_hides_a_default_is_a_warning() {
         with(LAYERS, &[]).unwrap().warnings(),
         [
             "route[0] (POST /pay): preset \"payment\" sets ttl = \"24h\", which hides ttl = \"12h\" of [defaults] \
-          (/etc/onetake/onetake.toml:4:7); write ttl in the route to choose"
+          (/etc/onetake/onetake.toml:4:7); set ttl in the route to choose"
         ]
     );
     let same = LAYERS.replace("12h", "24h");

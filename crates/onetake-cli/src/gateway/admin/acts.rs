@@ -27,7 +27,7 @@ const BODY_BYTES_MAX: usize = 1 << 20;
 /// Maximum size of an outcome's head, in bytes: one that any client can read.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// The operator's name in the audit log if none is given.
-const SOMEBODY: &str = "somebody with access to the admin API";
+const SOMEBODY: &str = "a user with access to the admin API";
 
 /// A change, with its reason.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -140,7 +140,8 @@ pub(super) async fn fail(
     JsonBody(FailChange { attempt, reason, by, code, detail }): JsonBody<FailChange>,
 ) -> ApiResult<Key> {
     let code = code.unwrap_or_else(|| "failed_by_operator".to_owned());
-    let detail = detail.unwrap_or_else(|| "An operator found that it failed.".to_owned());
+    let detail =
+        detail.unwrap_or_else(|| "An operator recorded that the operation failed.".to_owned());
     let failure = onetake_core::Failure {
         code: sentence("code", &code, WORD_BYTES_MAX)?,
         detail: sentence("detail", &detail, TEXT_BYTES_MAX)?,
@@ -201,16 +202,16 @@ async fn change_it(
         Intervened::Running(record) => {
             let end = record.abandoned_at().map(moment);
             let until =
-                end.map(|end| format!("; if it does not, its outcome is unknown from {end} on"));
+                end.map(|end| format!("; if it does not, its outcome becomes unknown at {end}"));
             let detail = format!(
-                "An attempt may still be running, and will report its outcome{}. Nothing was changed.",
+                "An attempt may still be running and report its outcome{}. Nothing was changed.",
                 until.unwrap_or_default()
             );
             Err(ApiError::standing("key_running", "The key is running", detail, &record))
         }
         Intervened::Stale(record) if record.attempt != attempt => Err(ApiError::standing(
             "attempt_stale",
-            "There is a later attempt",
+            "The key has a later attempt",
             "`attempt` is not the key's latest attempt. Read the key again. Nothing was changed.",
             &record,
         )),
@@ -269,8 +270,8 @@ impl Told {
         let kept = recorded(&recording).map(|kept| kept.headers.len()).unwrap_or_default();
         if kept < headers.len() {
             return Err(ApiError::invalid(
-                "One of `outcome.headers` is not replayed (cookies, dates, limits, traces, what belongs to \
-                 one connection, a length that is not the body's): leave it out.",
+                "One of `outcome.headers` is never replayed (cookies, dates, rate limits, traces, \
+                 connection headers, a wrong Content-Length): remove it.",
             ));
         }
         Ok(recording)

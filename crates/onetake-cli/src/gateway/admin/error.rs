@@ -102,32 +102,32 @@ impl ApiError {
     }
 
     pub(super) fn no_page() -> Self {
-        let detail = "There is nothing at this path. /openapi.json lists all paths.";
-        Self::new(StatusCode::NOT_FOUND, "not_found", "There is no such page", detail)
+        let detail = "This path does not exist. /openapi.json lists all paths.";
+        Self::new(StatusCode::NOT_FOUND, "not_found", "The path does not exist", detail)
     }
 
     pub(super) fn no_method() -> Self {
         let detail =
-            "This path does not support this method. /openapi.json lists those that it does.";
+            "This path does not support this method. /openapi.json lists the supported methods.";
         let status = StatusCode::METHOD_NOT_ALLOWED;
         Self::new(status, "method_not_allowed", "The method is not allowed", detail)
     }
 
     pub(super) fn no_key() -> Self {
-        let detail = "There is no such key, or it has expired or was forgotten.";
-        Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
+        let detail = "The key does not exist, has expired, or was forgotten.";
+        Self::new(StatusCode::NOT_FOUND, "key_not_found", "The key does not exist", detail)
     }
 
     /// The error for a lookup by what a client sent.
     pub(super) fn no_such_key() -> Self {
-        let detail = "There is no such key of this tenant in this namespace, or it has expired or was \
+        let detail = "This tenant has no such key in this namespace, or the key has expired or was \
                       forgotten.";
-        Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
+        Self::new(StatusCode::NOT_FOUND, "key_not_found", "The key does not exist", detail)
     }
 
     pub(super) fn ambiguous(ids: &[RecordId]) -> Self {
         let ids = ids.iter().map(|id| hex::encode(id.as_bytes())).collect();
-        let detail = "Several keys have this reference: use one of `ids` in its place.";
+        let detail = "Several keys have this reference: use one of `ids` instead.";
         let status = StatusCode::CONFLICT;
         let fault = Self::new(status, "reference_ambiguous", "The reference is ambiguous", detail);
         fault.with(|problem| problem.ids = ids)
@@ -143,7 +143,7 @@ impl ApiError {
             status,
             "key_unreadable",
             title,
-            format!("{error}. It is there, and never run again."),
+            format!("{error}. The record exists, so its operation is not run again."),
         )
     }
 
@@ -170,12 +170,14 @@ impl From<StoreError> for ApiError {
         }
         let detail = match error.kind() {
             StoreErrorKind::Indeterminate => {
-                format!("{error}. It is not known whether anything was changed: look again.")
+                format!(
+                    "{error}. The change may have been made: read the key again before you retry."
+                )
             }
             _ => format!("{error}. Nothing was changed."),
         };
         let status = StatusCode::SERVICE_UNAVAILABLE;
-        let fault = Self::new(status, "store_unavailable", "The store does not answer", detail);
+        let fault = Self::new(status, "store_unavailable", "The store is unavailable", detail);
         fault.with(|problem| problem.retry_after = Some(1))
     }
 }

@@ -90,13 +90,15 @@ fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), A
     if let Some(origin) = text(ORIGIN) {
         let of_origin = origin.split_once("://").map(|(_, host)| host);
         if of_origin.is_none() || of_origin != host {
-            return Err(ApiError::cross_origin("A page of another origin sent this."));
+            return Err(ApiError::cross_origin(
+                "The request comes from a web page of another origin.",
+            ));
         }
     }
     if let Some(site) = headers.get("sec-fetch-site")
         && ![&b"same-origin"[..], b"none"].contains(&site.as_bytes())
     {
-        return Err(ApiError::cross_origin("A page of another site sent this."));
+        return Err(ApiError::cross_origin("The request comes from a web page of another site."));
     }
     // All hosts of the request: HTTP/2 has it only in the URI.
     let mut hosts = headers
@@ -106,8 +108,8 @@ fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), A
         .chain(uri.authority().map(Authority::as_str));
     if !has_token && !hosts.all(is_an_address) {
         return Err(ApiError::cross_origin(
-            "Without `admin.token` this listener answers to addresses and localhost, not to names: \
-             use http://127.0.0.1 and its port.",
+            "Without `admin.token`, the Host must be an IP address or localhost: use \
+             http://127.0.0.1 and the port of the listener.",
         ));
     }
     Ok(())

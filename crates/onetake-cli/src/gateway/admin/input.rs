@@ -27,7 +27,7 @@ impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
 
     async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, ApiError> {
         Query::try_from_uri(&parts.uri).map(|Query(params)| Self(params)).map_err(|error| {
-            ApiError::invalid(format!("The parameters cannot be used: {}.", error.body_text()))
+            ApiError::invalid(format!("The parameters are invalid: {}.", error.body_text()))
         })
     }
 }
@@ -66,7 +66,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for JsonBody<T> {
         let body = body.map_err(|_| ApiError::too_large())?;
         serde_json::from_slice(&body)
             .map(Self)
-            .map_err(|error| ApiError::invalid(format!("The body cannot be used: {error}.")))
+            .map_err(|error| ApiError::invalid(format!("The body is invalid: {error}.")))
     }
 }
 
@@ -85,16 +85,16 @@ pub(super) fn named(text: &str) -> Result<Named, ApiError> {
 
 fn no_name() -> ApiError {
     ApiError::invalid(
-        "The key's name is no reference: write twelve of 2-9 and A-Z (without I and O), as in \
-         ABCD-EFGH-JKLM, or the whole id of 32 hexadecimal digits.",
+        "The path does not end in a reference or an id: write twelve characters of 2-9 and A-Z \
+         (without I and O), such as ABCD-EFGH-JKLM, or the id of 32 hexadecimal digits.",
     )
 }
 
 pub(super) fn attempt(text: &str) -> Result<AttemptId, ApiError> {
     hex::decode(text).map(AttemptId::from_bytes).ok_or_else(|| {
         ApiError::invalid(
-            "`attempt` is no attempt: write the 32 hexadecimal digits that the key shows now, so \
-             that nothing is done to a later one.",
+            "`attempt` is not an attempt: copy the 32 hexadecimal digits from the key, so that a \
+             later attempt is not changed by mistake.",
         )
     })
 }
@@ -110,8 +110,8 @@ pub(super) fn tenant(text: &str, secret: &[u8; 32]) -> Result<TenantDigest, ApiE
 pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, ApiError> {
     tenant_named(text).ok_or_else(|| {
         ApiError::invalid(format!(
-            "`tenant` is not a tenant: write {TENANT_FORMS}; or, for lists and counts, the whole \
-                 digest that a key shows."
+            "`tenant` is not a tenant: write {TENANT_FORMS}; for lists and counts, you can also \
+                 write the digest that a key shows."
         ))
     })
 }

@@ -223,7 +223,7 @@ pub(super) async fn lookup(
     // The quoted and the bare form are the same key.
     let bare = asked.key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
     let key = ClientKey::new(bare.unwrap_or(&asked.key))
-        .map_err(|error| ApiError::invalid(format!("`key` is none: {error}.")))?;
+        .map_err(|error| ApiError::invalid(format!("`key` is not valid: {error}.")))?;
     let scope = Scope::new(tenant_bytes(&asked.tenant)?).namespace(asked.namespace);
     let record = load(&api, RecordId::derive(&scope, &key)).await?;
     let record = record.ok_or_else(ApiError::no_such_key)?;

@@ -204,7 +204,11 @@ fn render(metrics: Option<PrometheusHandle>) -> impl IntoResponse + use<> {
             let text = [("content-type", "text/plain; version=0.0.4")];
             (StatusCode::OK, text, metrics.render()).into_response()
         }
-        None => (StatusCode::NOT_FOUND, "another recorder is installed\n").into_response(),
+        None => (
+            StatusCode::NOT_FOUND,
+            "metrics are not available: the process has another metrics recorder\n",
+        )
+            .into_response(),
     }
 }
 

@@ -56,8 +56,9 @@ pub(super) struct ScanPosition {
 
 impl ScanPosition {
     pub(super) fn read(text: &str) -> Result<Self, ApiError> {
-        let foreign =
-            || ApiError::invalid("`cursor` is not a cursor of this API: start again without one.");
+        let foreign = || {
+            ApiError::invalid("`cursor` is not a cursor of this API: start again without a cursor.")
+        };
         if text.len() > CURSOR_BYTES_MAX {
             return Err(foreign());
         }

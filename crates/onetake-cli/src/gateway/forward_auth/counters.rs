@@ -24,8 +24,8 @@ pub(super) struct AuthCounters {
 
 impl AuthCounters {
     pub(super) fn new() -> Self {
-        describe_counter!(TOTAL, "Keyed requests that forward_auth decides about, by its answer.");
-        describe_histogram!(SECONDS, "Time of one question to the service of forward_auth.");
+        describe_counter!(TOTAL, "Keyed requests authorized by forward_auth, by answer.");
+        describe_histogram!(SECONDS, "Duration of one request to the forward_auth service.");
         let answer = |answer: &'static str| counter!(TOTAL, "answer" => answer);
         Self {
             allowed: answer("allowed"),

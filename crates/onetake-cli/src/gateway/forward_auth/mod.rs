@@ -93,7 +93,7 @@ impl ForwardAuth {
         }
         let Ok(_place) = self.places.try_acquire() else {
             self.counters.overloaded.increment(1);
-            let detail = "Too many requests wait for the authentication service (forward_auth). Nothing was run; retry with the same key.";
+            let detail = "Too many requests wait for the authentication service. Nothing was run. Retry with the same key after Retry-After.";
             return Err(Problem::new(Code::Overloaded, detail).retry_after(1));
         };
         let asked = self.counters.ask(&*self.clock);
@@ -111,18 +111,19 @@ impl ForwardAuth {
             biased;
             answered = self.client.request(request) => answered,
             () = self.clock.sleep(self.config.timeout) => {
-                return Err(self.unavailable("it did not respond in time"));
+                return Err(self.unavailable("no response within the timeout"));
             }
         };
         match answered {
             Ok(response) => self.read(&response),
             // The credential was not sent: it goes only to a service whose identity is verified.
             Err(error) if error.is_connect() => {
-                let why = format!("it cannot be connected to: {}", cause(&error));
+                let why = format!("the connection failed: {}", cause(&error));
                 Err(self.unavailable(&why))
             }
             Err(_) => {
-                Err(self.unavailable("it closed the connection, or its response is not HTTP"))
+                Err(self
+                    .unavailable("the service closed the connection, or its response is not HTTP"))
             }
         }
     }
@@ -136,12 +137,12 @@ impl ForwardAuth {
                         Ok(name.as_bytes().to_vec())
                     }
                     _ => {
-                        Err(self.unavailable("it allowed the request without naming one principal"))
+                        Err(self.unavailable("the service allowed the request without exactly one principal in the header"))
                     }
                 }
             }
             StatusCode::UNAUTHORIZED => {
-                let detail = "The tenant of this request is not known: the authentication service (forward_auth) refused the credential. Nothing was run.";
+                let detail = "The authentication service refused the credential. Nothing was run. Send a valid credential, and retry with the same key.";
                 let problem = Problem::new(Code::TenantUnresolved, detail);
                 let challenges = response.headers().get_all(WWW_AUTHENTICATE).iter();
                 Err(challenges.fold(problem, |problem, challenge| {
@@ -149,10 +150,10 @@ impl ForwardAuth {
                 }))
             }
             StatusCode::FORBIDDEN => {
-                let detail = "The authentication service (forward_auth) does not allow this request. Nothing was run.";
+                let detail = "The authentication service does not allow this request with this credential. Nothing was run.";
                 Err(Problem::new(Code::AuthRefused, detail))
             }
-            status => Err(self.unavailable(&format!("it answered {}", status.as_u16()))),
+            status => Err(self.unavailable(&format!("the service answered {}", status.as_u16()))),
         }
     }
 
@@ -164,9 +165,9 @@ impl ForwardAuth {
             server,
             header,
             why,
-            "forward_auth gives no clear answer, so keyed requests are refused"
+            "the forward_auth service gave no valid answer, so a keyed request was refused"
         );
-        let detail = "The authentication service (forward_auth) gives no clear answer. Nothing was run; retry with the same key.";
+        let detail = "The authentication service is unavailable. Nothing was run. Retry with the same key after Retry-After.";
         Problem::new(Code::AuthUnavailable, detail).retry_after(2)
     }
 }

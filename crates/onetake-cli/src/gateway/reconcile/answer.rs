@@ -25,9 +25,9 @@ pub(super) fn means(status: StatusCode, headers: &HeaderMap, not_executed: &[Sta
     match single(headers, &ONETAKE_OUTCOME).map(|word| word.and_then(|word| word.parse().ok())) {
         Some(Some(Disposition::Record)) => outcome(status, headers),
         Some(Some(Disposition::Release)) => Means::NotExecuted,
-        Some(Some(Disposition::Unknown)) => {
-            Means::Nothing("the service does not know either (Onetake-Outcome: unknown)".to_owned())
-        }
+        Some(Some(Disposition::Unknown)) => Means::Nothing(
+            "the service does not know the outcome (Onetake-Outcome: unknown)".to_owned(),
+        ),
         Some(None) => Means::Nothing(
             "the response has an invalid Onetake-Outcome: it must be record, release or unknown"
                 .to_owned(),

@@ -110,12 +110,12 @@ impl Reconciler {
 
     async fn found(&self, record: &Record) -> ReconcileAnswer {
         let Some(route) = self.route(record) else {
-            return not_asked("its route has no reconciler any more");
+            return not_asked("the route no longer has a reconciler");
         };
         let known = MemoValues::of(&record.origin.memo);
         let Some(uri) = target::fill(&route.asked.request, &known, record.id.reference()) else {
             return not_asked(
-                "the record does not hold the values for the URL: the tenant is too long to be kept, a key or tenant is one or two dots, the route had another URL when the key was claimed, or the memo cannot be decrypted here",
+                "the record does not have the values for the URL: the tenant is too long to be stored, the key or tenant is `.` or `..`, the route had another URL when the key was claimed, or this node cannot decrypt the memo",
             );
         };
         let mut request = Request::new(Empty::new());
@@ -123,7 +123,7 @@ impl Reconciler {
         *request.headers_mut() = headers(&route.asked.request_headers.0);
         let Some(ask) = route.health.ask(&*self.clock) else {
             return not_asked(
-                "the service timed out several times in a row, and is not asked for a while",
+                "the service timed out several times in a row, so requests to it are paused",
             );
         };
         let found = self.answer(route, request, record).await;
@@ -141,7 +141,7 @@ impl Reconciler {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {
-                return unclear("the service cannot be connected to");
+                return unclear("the connection to the service failed");
             }
             Err(_) => {
                 return unclear("the service closed the connection, or its response is not HTTP");
@@ -164,12 +164,12 @@ impl Reconciler {
                 if recording.body.is_none() {
                     tracing::warn!(
                         reference = %record.id.reference(), route = &*route.name, max = route.body_bytes_max,
-                        "an outcome was found that is larger than max_response_body: it is recorded without its body"
+                        "a reconciled response is larger than max_response_body: it is recorded without its body"
                     );
                 }
                 ReconcileAnswer::Completed(recording)
             }
-            Err(_) => unclear("the service closed the connection in the middle of its response"),
+            Err(_) => unclear("the service closed the connection before the end of its response"),
         }
     }
 }
@@ -185,7 +185,7 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<RouteT
             if *other != label {
                 tracing::error!(
                     route = label,
-                    "two routes begin with the same characters, too many to tell their records apart: unknown outcomes of both are not reconciled"
+                    "the names of two routes begin with the same characters and are too long to distinguish their records: unknown outcomes of both are not reconciled. Shorten their patterns"
                 );
                 routes.retain(|route| route.name != name);
             }
@@ -220,7 +220,7 @@ fn headers(configured: &HeaderMap) -> HeaderMap {
 fn not_executed() -> Failure {
     Failure {
         code: "not_executed".to_owned(),
-        detail: "it had no effect: a new try needs a new key".to_owned(),
+        detail: "the operation had no effect: use a new key to try again".to_owned(),
     }
 }
 

@@ -78,7 +78,9 @@ impl Acceptor {
 fn server_config(identity: Arc<CertifiedKey>) -> Result<ServerConfig, TlsFailed> {
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| TlsFailed::new(FIELD, None, plain(&error), "Remove it to do without"))?;
+        .map_err(|error| {
+            TlsFailed::new(FIELD, None, plain(&error), "Remove this field to listen without TLS")
+        })?;
     let certificate = Arc::new(SingleCertAndKey::from(identity));
     let mut config = builder.with_no_client_auth().with_cert_resolver(certificate);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];

@@ -83,7 +83,7 @@ impl Connector {
     }
 
     async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<Stream, BoxError> {
-        let tls = self.tls.as_ref().ok_or("TLS is not set up for this upstream")?;
+        let tls = self.tls.as_ref().ok_or("TLS is not configured for this upstream")?;
         let config = Arc::clone(&tls.borrow());
         let name = ServerName::try_from(host.trim_matches(['[', ']']))?.to_owned();
         let opened = tokio::select! {
@@ -145,7 +145,9 @@ fn client_config(
     };
     let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
-        .map_err(|error| TlsFailed::new(FIELD, None, plain(&error), "Use http:// to do without"))?
+        .map_err(|error| {
+            TlsFailed::new(FIELD, None, plain(&error), "Use an http:// URL to connect without TLS")
+        })?
         .with_root_certificates(roots);
     let mut config = match &tls.identity {
         Some(identity) => {
@@ -168,8 +170,8 @@ fn system_roots() -> Result<RootCertStore, TlsFailed> {
         true => Err(TlsFailed::new(
             ROOTS,
             None,
-            "it is missing, and this system trusts no root certificate of its own",
-            "Name a file with those that upstreams are checked by, or install ca-certificates",
+            "missing, and this system has no root certificates of its own",
+            "Name a file with the root certificates of the upstreams, or install ca-certificates",
         )),
     }
 }

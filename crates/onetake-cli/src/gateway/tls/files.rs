@@ -78,7 +78,7 @@ impl Files {
         let key = self.key(&format!("{table}.private_key"), &identity.private_key)?;
         if let Some(leaf) = chain.first() {
             self.expires = check_validity(leaf, clock).map_err(|what| {
-                let fix = "Have a new one issued";
+                let fix = "Replace it with a valid certificate";
                 TlsFailed::new(&*field, Some(&identity.certificate), what, fix)
             })?;
         }
@@ -87,9 +87,11 @@ impl Files {
             rustls::Error::InconsistentKeys(_) => TlsFailed::new(
                 format!("{table}.private_key"),
                 Some(&identity.private_key),
-                format!("it is not the key of {}", identity.certificate.display()),
-                "Name the key that the certificate was issued for, and have the certificate \
-                 itself come first in its file",
+                format!(
+                    "the key does not belong to the certificate {}",
+                    identity.certificate.display()
+                ),
+                "Name the key of the certificate, and put the certificate itself first in its file",
             ),
             rustls::Error::InvalidCertificate(_) => {
                 let fix = "Name a file with the certificate itself first, in PEM";
@@ -112,7 +114,7 @@ impl Files {
         let mut roots = RootCertStore::empty();
         for certificate in self.certificates(field, file)? {
             roots.add(certificate).map_err(|error| {
-                let fix = "Name a file with the certificates of authorities, in PEM";
+                let fix = "Name a file with the certificates of certificate authorities, in PEM";
                 TlsFailed::new(field, Some(file), plain(&error), fix)
             })?;
         }
@@ -129,8 +131,8 @@ impl Files {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(content).collect();
         let what = match found {
             Ok(found) if !found.is_empty() => return Ok(found),
-            Ok(_) | Err(pem::Error::NoItemsFound) => "there is no certificate in it",
-            Err(_) => "it is not whole, or not PEM",
+            Ok(_) | Err(pem::Error::NoItemsFound) => "the file has no certificate",
+            Err(_) => "the file is truncated, or is not PEM",
         };
         let fix = "Name a file with -----BEGIN CERTIFICATE----- in it";
         Err(TlsFailed::new(field, Some(file), what, fix))
@@ -143,12 +145,17 @@ impl Files {
         let what = match PrivateKeyDer::from_pem_slice(content) {
             Ok(key) => return Ok(key),
             Err(pem::Error::NoItemsFound) if is_encrypted => {
-                let fix = "Name a file that holds it without a password (`openssl pkey`), and \
-                           that only this process may read";
-                return Err(TlsFailed::new(field, Some(file), "the key has a password", fix));
+                let fix = "Name a file with the key without a password (`openssl pkey`), which \
+                           only this process may read";
+                return Err(TlsFailed::new(
+                    field,
+                    Some(file),
+                    "the key is encrypted with a password",
+                    fix,
+                ));
             }
-            Err(pem::Error::NoItemsFound) => "there is no private key in it",
-            Err(_) => "it is not whole, or not PEM",
+            Err(pem::Error::NoItemsFound) => "the file has no private key",
+            Err(_) => "the file is truncated, or is not PEM",
         };
         let fix = "Name a file with -----BEGIN PRIVATE KEY----- in it";
         Err(TlsFailed::new(field, Some(file), what, fix))
@@ -156,7 +163,7 @@ impl Files {
 
     pub(super) fn read(&mut self, field: &str, file: &Path) -> Result<&[u8], TlsFailed> {
         let content = read(file).map_err(|what| {
-            TlsFailed::new(field, Some(file), what, "Name a file that this process may read")
+            TlsFailed::new(field, Some(file), what, "Name a file that this process can read")
         })?;
         self.contents.push(content);
         Ok(self.contents.last().map(Vec::as_slice).unwrap_or_default())
@@ -164,17 +171,17 @@ impl Files {
 }
 
 fn read(file: &Path) -> Result<Vec<u8>, String> {
-    let cannot = |error: std::io::Error| format!("it cannot be read: {error}");
+    let cannot = |error: std::io::Error| format!("the file cannot be read: {error}");
     // Checked before opening, because opening a pipe would block.
     if !std::fs::metadata(file).map_err(cannot)?.is_file() {
-        return Err("it is not a file".to_owned());
+        return Err("the path is not a regular file".to_owned());
     }
     let mut content = Vec::new();
     let file = File::open(file).map_err(cannot)?;
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(cannot)?;
     match u64::try_from(content.len()).is_ok_and(|length| length <= FILE_BYTES_MAX) {
         true => Ok(content),
-        false => Err(format!("it is larger than {FILE_BYTES_MAX} bytes")),
+        false => Err(format!("the file is larger than {FILE_BYTES_MAX} bytes")),
     }
 }
 

@@ -32,8 +32,11 @@ pub(super) fn reloaded<T: Send + Sync + 'static>(
     make: impl Fn(&mut Files) -> Result<T, TlsFailed> + Send + 'static,
     clock: Arc<dyn Clock>,
 ) -> Result<watch::Receiver<Arc<T>>, TlsFailed> {
-    describe_gauge!(EXPIRES, "When the certificate in use expires, in seconds since 1970.");
-    describe_gauge!(REFUSED, "1 while the files on disk are of no use and older ones are in use.");
+    describe_gauge!(EXPIRES, "Expiry time of the certificate in use, in seconds since 1970.");
+    describe_gauge!(
+        REFUSED,
+        "1 while the files on disk are invalid and the previous ones are in use."
+    );
     let (watcher, current) = Watcher::start(field, paths, Box::new(make))?;
     if !watcher.paths.is_empty() {
         tokio::spawn(watch(watcher, clock));
@@ -109,7 +112,7 @@ impl<T> Watcher<T> {
             Ok(made) => {
                 self.current.send_replace(Arc::new(made));
                 (self.files, self.fault) = (files, None);
-                tracing::info!(field = self.field, "new files are in use for new connections");
+                tracing::info!(field = self.field, "new TLS files are in use for new connections");
             }
             Err(what) => self.refuse(what),
         }
@@ -132,7 +135,10 @@ impl<T> Watcher<T> {
             Some(fault) if fault.what == what => {
                 if !std::mem::replace(&mut fault.is_told, true) {
                     let field = self.field;
-                    tracing::warn!(field, "the new files are not used, the old ones are: {what}");
+                    tracing::warn!(
+                        field,
+                        "the new TLS files are invalid, so the previous ones stay in use: {what}"
+                    );
                 }
             }
             other => *other = Some(ReloadError { what, is_told: false }),

@@ -83,28 +83,28 @@ pub struct JwtKey {
 #[non_exhaustive]
 pub enum JwtKeyError {
     /// Neither PEM nor base64.
-    #[error("it is neither a public key in PEM nor base64")]
+    #[error("the value is neither a public key in PEM nor base64")]
     Unknown,
     /// More than one block of PEM.
-    #[error("it holds more than one key")]
+    #[error("the value has more than one key")]
     Several,
     /// A private key. Tokens are verified with the public one.
-    #[error("it is a private key, and tokens are verified with the public one")]
+    #[error("the value is a private key; use the public key")]
     Private,
     /// A certificate.
-    #[error("it is a certificate, not the key in it")]
+    #[error("the value is a certificate; use the public key that it contains")]
     Certificate,
     /// A public key without its PEM lines. Used as a secret, it would be known to everyone.
-    #[error("it is a public key without its BEGIN and END lines")]
+    #[error("the value is a public key without its BEGIN and END lines")]
     PublicAsSecret,
     /// A secret that is short enough to guess.
-    #[error("it is a secret of fewer than 32 bytes")]
+    #[error("the secret has fewer than 32 bytes")]
     ShortSecret,
     /// An RSA key that is short enough to factor.
-    #[error("it is an RSA key of fewer than 2048 bits")]
+    #[error("the RSA key has fewer than 2048 bits")]
     ShortRsa,
     /// Another kind of key, or a damaged one.
-    #[error("it is damaged, or not an RSA, EC P-256 or Ed25519 key")]
+    #[error("the key is damaged, or is not an RSA, EC P-256 or Ed25519 key")]
     Unsupported,
 }
 

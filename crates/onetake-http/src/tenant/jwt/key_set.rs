@@ -52,13 +52,13 @@ struct KeySetState {
 #[non_exhaustive]
 pub enum JwksError {
     /// The text is not a key set.
-    #[error("it is not a JSON Web Key Set: a JSON object with a list `keys`")]
+    #[error("the response is not a JSON Web Key Set (a JSON object with a list `keys`)")]
     Malformed,
     /// The set has too many keys.
-    #[error("it has more than {JWKS_KEYS_MAX} keys")]
+    #[error("the key set has more than {JWKS_KEYS_MAX} keys")]
     TooMany,
     /// The set has no key that can verify tokens.
-    #[error("it has no public key for RS256 (of 2048 bits or more), ES256 or EdDSA")]
+    #[error("the key set has no public key for RS256 (2048 bits or more), ES256 or EdDSA")]
     NoKey,
 }
 

@@ -34,8 +34,8 @@ pub use key_set::{JWKS_KEYS_MAX, JWKS_REFRESH_PAUSE, JWKS_WAIT_MAX, JwksError, J
 pub const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// `Retry-After` of a request whose key cannot be fetched, in seconds.
 const RETRY_SECONDS: u64 = 2;
-const NO_KEY: &str = "the token is signed in a way that this route has no key for";
-const UNKNOWN_KEY: &str = "the token names a key that this route does not know";
+const NO_KEY: &str = "this route has no key for the algorithm of the token (alg)";
+const UNKNOWN_KEY: &str = "the token was signed with an unknown key (kid)";
 /// The deepest nesting of a token's JSON.
 const DEPTH_MAX: usize = 32;
 /// The longest number that may name a tenant, in digits.
@@ -114,14 +114,15 @@ impl Jwt {
     /// Returns the sender's name: the token's issuer and claim.
     pub(super) fn principal(&self, parts: &Parts, now: Timestamp) -> Result<Vec<u8>, Problem> {
         let Some(token) = bearer(parts) else {
-            let problem = unresolved("send one Authorization header, Bearer with a JSON Web Token");
+            let problem =
+                unresolved("send one Authorization header with Bearer and a JSON Web Token");
             return Err(problem.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
         };
         let may_be_fetched =
             || self.key_set.as_ref().is_some_and(JwtKeySet::is_stale) && self.lacks_key(parts);
         self.verify(token, now).map_err(|why| match why {
             NO_KEY | UNKNOWN_KEY if may_be_fetched() => {
-                let detail = "The keys that verify bearer tokens cannot be fetched at the moment. Nothing was run.";
+                let detail = "The keys that verify bearer tokens cannot be fetched at the moment. Nothing was run. Retry with the same key after Retry-After.";
                 Problem::new(Code::AuthUnavailable, detail.to_owned()).retry_after(RETRY_SECONDS)
             }
             why => {
@@ -171,7 +172,7 @@ impl Jwt {
             return Err(NO_KEY);
         }
         let kid = match header.get("kid") {
-            Some(kid) => Some(text(kid).ok_or("the token's kid is no string")?),
+            Some(kid) => Some(text(kid).ok_or("kid of the token is not a string")?),
             None => None,
         };
         let keys: Vec<JwtKey> = keys.filter(|key| key.is_called(kid)).cloned().collect();
@@ -181,7 +182,7 @@ impl Jwt {
     /// Verifies the token and returns the sender's name. The signature is checked before any claim
     /// is read.
     fn verify(&self, token: &[u8], now: Timestamp) -> Result<Vec<u8>, &'static str> {
-        const MALFORMED: &str = "the bearer token is no signed JSON Web Token";
+        const MALFORMED: &str = "the bearer token is not a signed JSON Web Token";
         if token.len() > TOKEN_BYTES_MAX {
             return Err("the token is longer than 16 KiB");
         }
@@ -203,12 +204,12 @@ impl Jwt {
         signature: &[u8],
     ) -> Result<(), &'static str> {
         if header.get("crit").is_some() {
-            return Err("the token has extensions (crit) that nobody here knows");
+            return Err("the token has extensions (crit), which are not supported");
         }
         let keys = self.candidates(header)?;
         match keys.iter().any(|key| key.verifies(signed, signature)) {
             true => Ok(()),
-            false => Err("the token's signature is wrong"),
+            false => Err("the signature of the token is invalid"),
         }
     }
 
@@ -218,13 +219,13 @@ impl Jwt {
             Value::Number(number) => number.whole(),
             _ => None,
         };
-        let expires = claims.get("exp").ok_or("the token does not say when it expires (exp)")?;
-        let expires = seconds(expires).ok_or("the token's exp is no time")?;
+        let expires = claims.get("exp").ok_or("the token has no expiry time (exp)")?;
+        let expires = seconds(expires).ok_or("exp of the token is not a time")?;
         if now >= expires.saturating_add(leeway) {
             return Err("the token has expired");
         }
         if let Some(begins) = claims.get("nbf") {
-            let begins = seconds(begins).ok_or("the token's nbf is no time")?;
+            let begins = seconds(begins).ok_or("nbf of the token is not a time")?;
             if begins > now.saturating_add(leeway) {
                 return Err("the token is not valid yet (nbf)");
             }
@@ -244,18 +245,21 @@ impl Jwt {
 
     fn name(&self, claims: &Members) -> Result<Vec<u8>, &'static str> {
         let issuer = match claims.get("iss") {
-            Some(issuer) => Some(text(issuer).ok_or("the token's iss is no string")?),
+            Some(issuer) => Some(text(issuer).ok_or("iss of the token is not a string")?),
             None => None,
         };
         if self.issuer.is_some() && issuer != self.issuer.as_deref() {
-            return Err("the token is of another issuer (iss)");
+            return Err("the token is from another issuer (iss)");
         }
         let (kind, value) = match claims.get(&self.claim) {
             Some(Value::String(text)) if !text.is_empty() => (b's', text.clone()),
-            Some(Value::Number(number)) => {
-                (b'i', number.integer(DIGITS_MAX).ok_or("the token's claim is no integer")?)
-            }
-            _ => return Err("the token lacks the claim that names its owner"),
+            Some(Value::Number(number)) => (
+                b'i',
+                number
+                    .integer(DIGITS_MAX)
+                    .ok_or("the claim that names the tenant is neither a string nor an integer")?,
+            ),
+            _ => return Err("the token does not have the claim that names the tenant"),
         };
         Ok(name_of(issuer, kind, &value))
     }

@@ -149,7 +149,7 @@ impl Facts {
         // A service that fails in the middle reports that itself. A handle reports that its attempt
         // was released.
         let text = String::from_utf8_lossy(&heard.body);
-        let exceptions = ["failed in the middle", "ended without an outcome"];
+        let exceptions = ["failed while it was running", "ended without an outcome"];
         if !is_true && !exceptions.iter().any(|exception| text.contains(exception)) {
             let what = format!("{} was refused as unknown or failed, and is not", asked.key);
             self.violate(at, "no false refusal", what);

@@ -1,0 +1,56 @@
+//! The requests that no route matches, for `onetake check`.
+
+use onetake_http::{PathCase, TrailingSlash};
+
+use super::{Config, Route, RoutePattern, Unmatched};
+
+/// The methods that a route can have.
+const KEYABLE: [&str; 4] = ["POST", "PUT", "PATCH", "DELETE"];
+
+/// Describes the requests that no route matches, and what becomes of them.
+pub(super) fn describe(config: &Config) -> String {
+    let fate = match (config.gateway.unmatched, config.defaults.policy.key.required) {
+        (Unmatched::Refuse, _) => "404, gateway.unmatched = \"refuse\"",
+        (Unmatched::Pass, true) => "[defaults], and a key is required",
+        (Unmatched::Pass, false) => {
+            "POST and PATCH by [defaults], where a key is optional; other methods without a key"
+        }
+    };
+    let mut lines = vec![format!("requests without a route: {fate}")];
+    lines.extend(config.routes.iter().filter_map(|route| other_methods(config, route)));
+    if config.routes.iter().any(counts_case) {
+        lines.push("a path of a route in another letter case (path_case = \"exact\")".to_owned());
+    }
+    let is_exact = |route: &Route| {
+        route.settings.policy.paths.trailing_slash == TrailingSlash::Exact
+            && !route.pattern.path.to_string().ends_with('}')
+    };
+    if config.routes.iter().any(is_exact) {
+        lines.push(
+            "a path of a route with one slash more or less at its end (trailing_slash = \"exact\")"
+                .to_owned(),
+        );
+    }
+    let every = if config.routes.is_empty() { "every path" } else { "every other path" };
+    lines.push(every.to_owned());
+    lines.join("\n  ") + "\n"
+}
+
+fn counts_case(route: &Route) -> bool {
+    let path = route.pattern.path.to_string();
+    let mut literals = path.split('/').filter(|segment| !segment.starts_with('{'));
+    let has_letters = literals.any(|segment| segment.contains(|c: char| c.is_ascii_alphabetic()));
+    route.settings.policy.paths.case == PathCase::Exact && has_letters
+}
+
+/// The methods that no route has for the path of this route.
+fn other_methods(config: &Config, route: &Route) -> Option<String> {
+    let path = &route.pattern.path;
+    let is_without = |method: &&str| {
+        let same = RoutePattern::parse(&format!("{method} {path}"));
+        let same = same.map(|same| same.with_rules(route.settings.policy.paths));
+        same.is_ok_and(|same| !config.routes.iter().any(|other| other.pattern.covers(&same)))
+    };
+    let methods = KEYABLE.into_iter().filter(is_without).collect::<Vec<_>>();
+    (!methods.is_empty()).then(|| format!("{} {path}", methods.join(", ")))
+}

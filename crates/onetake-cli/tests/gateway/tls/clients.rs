@@ -1,0 +1,121 @@
+//! TLS with clients.
+
+use futures_util::future::join_all;
+use onetake_sim::blackbox::Target;
+use onetake_sim::client::Client;
+use onetake_sim::upstream::Upstream;
+use rustls::ProtocolVersion;
+use rustls::version::{TLS12, TLS13};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::certificates::{Authority, certificate, replace};
+use super::front::{Front, Rules};
+use super::peer::{Peer, open};
+use super::{gateway, tls_of};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_operation_over_http_1_and_2_and_tls_1_2_and_1_3() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let pair = authority.issue("localhost");
+    pair.write(folder.path());
+    let upstream = Upstream::start().await.unwrap();
+    let lines = format!("upstream = \"{}\"\n{}", upstream.url(), tls_of(folder.path()));
+    let gateway = gateway(&lines).await;
+    let key = "over-every-version-of-it";
+    let mut first = None;
+    for (alpn, is_http2) in
+        [(&["h2", "http/1.1"][..], true), (&["http/1.1"][..], false), (&[][..], false)]
+    {
+        for (version, seen) in
+            [(&TLS12, ProtocolVersion::TLSv1_2), (&TLS13, ProtocolVersion::TLSv1_3)]
+        {
+            let peer = Peer::connect_with(gateway.address(), &authority, alpn, &[version]).await;
+            let mut peer = peer.unwrap();
+            assert_eq!((peer.is_http2(), peer.version), (is_http2, seen), "{alpn:?}");
+            assert_eq!(peer.certificate, certificate(&pair.certificate));
+            let answer = peer.post("/any/charge", key).await.unwrap();
+            assert_eq!((answer.status(), answer.is_replay()), (201, first.is_some()), "{alpn:?}");
+            let body = first.get_or_insert(answer.body.clone());
+            assert_eq!(*body, answer.body);
+        }
+    }
+    assert_eq!(upstream.runs(key), 1);
+    // A client that offers no supported protocol is refused.
+    assert!(Peer::connect(gateway.address(), &authority, &["h3"]).await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_upstream_is_told_that_the_client_came_over_tls() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    authority.issue("localhost").write(folder.path());
+    let upstream = Upstream::start().await.unwrap();
+    let lines = format!("upstream = \"{}\"\n{}", upstream.url(), tls_of(folder.path()));
+    let gateway = gateway(&lines).await;
+    let mut peer = Peer::connect(gateway.address(), &authority, &["h2"]).await.unwrap();
+    let seen = peer.post("/any/head", "forwarded-over-tls-1").await.unwrap().text();
+    assert!(seen.contains("\"x-forwarded-proto\": \"https\""), "{seen}");
+    assert!(seen.contains("proto=https"), "{seen}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_does_not_speak_tls_does_no_harm() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    authority.issue("localhost").write(folder.path());
+    let upstream = Upstream::start().await.unwrap();
+    let lines = format!("upstream = \"{}\"\n{}", upstream.url(), tls_of(folder.path()));
+    let gateway = gateway(&lines).await;
+    let address = gateway.address();
+    let silent = join_all((0..20).map(|_| TcpStream::connect(address))).await;
+    for said in [
+        &b"POST /any/charge HTTP/1.1\r\nHost: a\r\nIdempotency-Key: plain-http-to-tls-1\r\nContent-Length: 0\r\n\r\n"[..],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        &[0; 4096],
+        &[0x16, 0x03, 0x01, 0xff, 0xff, 0x01],
+    ] {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(said).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        let _reset = stream.read_to_end(&mut answer).await;
+        assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
+    }
+    let plain = Client::new(address).post("/any/charge").key("plain-http-to-tls-2").send().await;
+    assert!(plain.is_err(), "{plain:?}");
+    let stranger = Authority::new();
+    for _ in 0..50 {
+        assert!(Peer::connect(address, &stranger, &["h2"]).await.is_err());
+    }
+    assert_eq!(upstream.runs_in_all(), 0);
+    let mut peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
+    assert_eq!(peer.post("/any/charge", "and-it-still-serves-1").await.unwrap().status(), 201);
+    assert!(silent.iter().all(Result::is_ok));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_websocket_goes_through_both_sides() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let pair = authority.issue("localhost");
+    pair.write(folder.path());
+    replace(folder.path(), "ca.pem", &authority.certificate);
+    let upstream = Upstream::start().await.unwrap();
+    let front = Front::start(upstream.address(), &pair, Rules::default()).await;
+    let roots = format!("upstream_tls = {{ roots = \"{}/ca.pem\" }}", folder.path().display());
+    let lines = format!("{}\n{roots}\n{}", front.upstream("localhost"), tls_of(folder.path()));
+    let gateway = gateway(&lines).await;
+    let versions = rustls::ALL_VERSIONS;
+    let stream = open(gateway.address(), &authority, &["http/1.1"], versions).await;
+    let mut stream = stream.unwrap();
+    let head = "GET /any/ws HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\n\
+                Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(stream.read_u8().await.unwrap());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&answer));
+    stream.write_all(b"an echo, please").await.unwrap();
+    let mut echo = [0; 15];
+    stream.read_exact(&mut echo).await.unwrap();
+    assert_eq!(&echo, b"an echo, please");
+}

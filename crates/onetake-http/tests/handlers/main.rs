@@ -1,7 +1,0 @@
-//! The layer from the view of handlers: extractors and return values.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
-
-mod extract;
-mod shared;
-mod transaction;
-mod typed;

@@ -1,0 +1,8 @@
+//! The layer from the view of handlers: extractors and return values.
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
+
+mod extractors;
+mod helpers;
+mod service_rules;
+mod transactions;
+mod typed_results;

@@ -1,0 +1,133 @@
+//! The rules in docs/LIBRARY.md for services that use the layer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::IntoResponse;
+use axum::routing::post;
+use axum::{Json, Router};
+use bytes::Bytes;
+use http::StatusCode;
+use onetake_core::{Engine, MemoryStore};
+use onetake_http::{OnetakeLayer, Policy, PolicyError, Preset, Routes, Stored, Tenant, Typed};
+use serde_json::Value;
+
+use super::helpers::{KEY, logs, post_of, send};
+
+/// The user that authentication has found.
+#[derive(Clone)]
+struct User {
+    name: String,
+}
+
+/// Authentication that a service has outside the layer: the bearer token is the user's name.
+async fn authenticate(mut request: Request, next: Next) -> axum::response::Response {
+    let header = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    match header.and_then(|value| value.strip_prefix("Bearer ")).map(str::to_owned) {
+        Some(name) if name == "stranger" => StatusCode::FORBIDDEN.into_response(),
+        Some(name) => {
+            request.extensions_mut().insert(User { name });
+            next.run(request).await
+        }
+        None => next.run(request).await,
+    }
+}
+
+fn layer(policy: Policy) -> Result<OnetakeLayer, PolicyError> {
+    let routes = Routes::new().route("POST /charges", policy).build()?;
+    OnetakeLayer::builder(Engine::new(Arc::new(MemoryStore::new()))).resolve(routes).build()
+}
+
+/// A handler that counts its runs.
+fn counting() -> (axum::routing::MethodRouter, Arc<AtomicU32>) {
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = async move || (counted.fetch_add(1, Ordering::Relaxed) + 1).to_string();
+    (post(handler), runs)
+}
+
+#[tokio::test]
+async fn the_tenant_is_the_user_that_authentication_outside_the_layer_has_found() {
+    let (charge, runs) = counting();
+    let tenant = Tenant::extension(|user: &User| user.name.clone());
+    let layer = layer(Policy::preset(Preset::Payment).tenant(tenant)).unwrap();
+    let authentication = axum::middleware::from_fn(authenticate);
+    let app = Router::new().route("/charges", charge).layer(layer).layer(authentication);
+
+    let first = send(&app, post_of("alice", "/charges", KEY)).await;
+    assert_eq!((first.status, first.body.as_str()), (200, "1"));
+    let again = send(&app, post_of("alice", "/charges", KEY)).await;
+    assert!(again.is_replay() && again.body == "1", "{}", again.body);
+    let other = send(&app, post_of("bob", "/charges", KEY)).await;
+    assert_eq!((other.body.as_str(), other.is_replay()), ("2", false), "another user's key");
+    assert_eq!(send(&app, post_of("stranger", "/charges", KEY)).await.status, 403);
+    let request = Request::post("/charges").header("idempotency-key", KEY);
+    let anonymous = send(&app, request.body(Body::from("10")).unwrap()).await;
+    assert_eq!(anonymous.problem(), (401, "tenant_unresolved".to_owned()));
+    assert_eq!(runs.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test]
+async fn a_refusal_of_an_extractor_is_recorded_unless_the_policy_releases_it() {
+    async fn parse(Json(value): Json<Value>) -> String {
+        value.to_string()
+    }
+    let app = |policy| Router::new().route("/charges", post(parse)).layer(layer(policy).unwrap());
+    let request = |body: &str| {
+        let mut request = post_of("alice", "/charges", KEY);
+        request.headers_mut().insert("content-type", "application/json".parse().unwrap());
+        *request.body_mut() = Body::from(body.to_owned());
+        request
+    };
+    let bytes = Policy::new().fingerprint(onetake_http::FingerprintMode::Bytes);
+    let recorded = app(bytes.clone());
+    let refused = send(&recorded, request("{")).await;
+    assert_eq!(refused.status, 400);
+    assert!(send(&recorded, request("{")).await.is_replay());
+    let corrected = send(&recorded, request("{}")).await;
+    assert_eq!(corrected.problem(), (422, "idempotency_payload_mismatch".to_owned()));
+
+    let released = app(bytes.release(["400"]));
+    assert_eq!(send(&released, request("{")).await.status, 400);
+    let again = send(&released, request("{")).await;
+    assert_eq!((again.status, again.is_replay()), (400, false), "it ran again");
+}
+
+tokio::task_local! {
+    static CALLER: &'static str;
+}
+
+#[tokio::test]
+async fn task_locals_of_the_caller_are_not_set_in_the_operation() {
+    let tell = async || CALLER.try_with(|caller| *caller).unwrap_or("none");
+    let layer = layer(Policy::new()).unwrap();
+    let app = Router::new().route("/charges", post(tell)).layer(layer);
+    let answered = CALLER.scope("caller", send(&app, post_of("alice", "/charges", KEY))).await;
+    assert_eq!(answered.body, "none");
+}
+
+#[tokio::test]
+async fn a_type_that_was_not_registered_is_named_in_the_log() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Receipt {
+        number: u32,
+    }
+    impl Typed for Receipt {
+        const NAME: &'static str = "receipt";
+
+        fn respond(&self) -> http::Response<Bytes> {
+            http::Response::new(Bytes::from(self.number.to_string()))
+        }
+    }
+    let (lines, _guard) = logs();
+    let charge = async || Stored(Receipt { number: 7 });
+    let app = Router::new().route("/charges", post(charge)).layer(layer(Policy::new()).unwrap());
+    let answered = send(&app, post_of("alice", "/charges", KEY)).await;
+    assert_eq!((answered.status, answered.body.as_str()), (200, "7"));
+    let lines = lines.lock().unwrap();
+    let told = lines.iter().any(|line| line.contains("Receipt") && line.contains(".typed::<"));
+    assert!(told, "{lines:?}");
+}

@@ -1,0 +1,5 @@
+//! Tests of services that use the library: their lifecycle, and the examples. No server is needed.
+
+#[cfg(feature = "embedded")]
+mod examples;
+mod lifecycle;

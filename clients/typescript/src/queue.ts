@@ -102,7 +102,7 @@ export class Queue {
   readonly #onError: (error: unknown) => void;
   readonly #shown = new Map<string, { intent: QueuedIntent; actions: Actions }>();
   readonly #stop = new AbortController();
-  #changed = new AbortController();
+  #changed = signalOnce();
   #wake = new AbortController();
   #draining: Promise<void> | undefined;
   #hasChanged = false;
@@ -204,8 +204,8 @@ export class Queue {
   /** Looks into the store again. */
   #change(): void {
     this.#hasChanged = true;
-    this.#changed.abort();
-    this.#changed = new AbortController();
+    this.#changed.resolve();
+    this.#changed = signalOnce();
     if (this.#draining || this.#stop.signal.aborted) return;
     this.#draining = this.#drainExclusively().finally(() => {
       this.#draining = undefined;
@@ -230,9 +230,7 @@ export class Queue {
     const busy = new Map<string, Promise<void>>();
     for (;;) {
       this.#hasChanged = false;
-      const changed = new Promise<void>((resolve) => {
-        this.#changed.signal.addEventListener("abort", () => resolve(), { once: true });
-      });
+      const changed = this.#changed.promise;
       if (!this.#stop.signal.aborted) {
         for (const intent of heads(await this.#store.list())) {
           if (busy.size >= this.#concurrencyMax) break;
@@ -322,6 +320,13 @@ export class Queue {
       this.#onError(error);
     }
   }
+}
+
+/** A promise that is resolved from outside. */
+function signalOnce(): { promise: Promise<void>; resolve: () => void } {
+  let resolve = () => {};
+  const promise = new Promise<void>((done) => (resolve = done));
+  return { promise, resolve };
 }
 
 /** Returns the first intent of each entity. */

@@ -72,8 +72,12 @@ test("file: another process's intents are seen, and half-written files are not",
   const [one, two] = [new FileStore(path), new FileStore(path)];
   await one.add(intent(1));
   await two.add(intent(2));
-  writeFileSync(join(path, "000000000009-abc.json.1.part"), '{"key":');
+  const [mine, dead] = [`9-a.json.${process.pid}.part`, "9-a.json.999999999.part"];
+  for (const name of [mine, dead]) writeFileSync(join(path, name), '{"key":');
   assert.equal((await one.list()).length, 2);
+  await new FileStore(path).list();
+  assert.ok(readdirSync(path).includes(mine));
+  assert.ok(!readdirSync(path).includes(dead), "what a killed process left is removed");
   await two.remove(KEY + 1);
   assert.deepEqual(
     (await one.list()).map(({ key }) => key),

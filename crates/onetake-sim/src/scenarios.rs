@@ -158,11 +158,11 @@ struct Run {
 }
 
 /// A request, as it arrived.
-struct Received {
-    method: String,
-    path: String,
-    headers: BTreeMap<String, String>,
-    body: String,
+pub(crate) struct Received {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: String,
 }
 
 async fn serve(mut stream: TcpStream, state: &State) -> io::Result<()> {
@@ -219,7 +219,7 @@ impl State {
 }
 
 /// Reads one request. Returns `None` if the connection ends first or the request is too large.
-async fn receive(stream: &mut TcpStream) -> io::Result<Option<Received>> {
+pub(crate) async fn receive(stream: &mut TcpStream) -> io::Result<Option<Received>> {
     let mut bytes = Vec::new();
     let mut chunk = vec![0; 16 << 10];
     let end = loop {
@@ -254,7 +254,7 @@ async fn receive(stream: &mut TcpStream) -> io::Result<Option<Received>> {
 }
 
 /// Answers a question of the runner.
-async fn control(stream: &mut TcpStream, answer: Option<Value>) -> io::Result<()> {
+pub(crate) async fn control(stream: &mut TcpStream, answer: Option<Value>) -> io::Result<()> {
     let status = if answer.is_some() { 200 } else { 404 };
     let body = answer.unwrap_or_else(|| json!({ "error": "no such scenario or run" })).to_string();
     let headers = [("content-type".to_owned(), "application/json".to_owned())];
@@ -283,7 +283,7 @@ async fn play(stream: &mut TcpStream, step: Step, run: &str) -> io::Result<()> {
     }
 }
 
-async fn respond(
+pub(crate) async fn respond(
     stream: &mut TcpStream,
     status: u16,
     headers: &[(String, String)],

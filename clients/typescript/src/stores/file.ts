@@ -15,6 +15,7 @@ export class FileStore implements QueueStore {
   readonly #folder: string;
   readonly #read = new Map<string, QueuedIntent>();
   #last = 0;
+  #isTidy = false;
   #turn: Promise<unknown> = Promise.resolve();
 
   constructor(folder: string) {
@@ -90,7 +91,9 @@ export class FileStore implements QueueStore {
   /** Reads the files that this process has not read yet, and forgets those that are gone. */
   async #refresh(): Promise<void> {
     await mkdir(this.#folder, { recursive: true });
-    const names = (await readdir(this.#folder)).filter((name) => name.endsWith(".json"));
+    const files = await readdir(this.#folder);
+    if (!this.#isTidy) await this.#tidy(files);
+    const names = files.filter((name) => name.endsWith(".json"));
     const present = new Set(names);
     for (const name of this.#read.keys()) if (!present.has(name)) this.#read.delete(name);
     for (const name of names) {
@@ -99,6 +102,17 @@ export class FileStore implements QueueStore {
       const text = await readFile(join(this.#folder, name), "utf8").catch(() => undefined);
       if (text !== undefined) this.#read.set(name, JSON.parse(text) as QueuedIntent);
     }
+  }
+
+  /** Removes what killed processes left half-written. */
+  async #tidy(files: string[]): Promise<void> {
+    for (const name of files) {
+      const owner = /\.(\d+)\.part$/.exec(name)?.[1];
+      if (owner !== undefined && !isRunning(Number(owner))) {
+        await rm(join(this.#folder, name), { force: true });
+      }
+    }
+    this.#isTidy = true;
   }
 
   async #write(name: string, intent: QueuedIntent): Promise<void> {

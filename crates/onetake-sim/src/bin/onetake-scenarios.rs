@@ -1,16 +1,18 @@
 //! Serves the scenarios of `clients/conformance` until its standard input is closed.
 //!
-//! `onetake-scenarios FILE` prints the URL of the server as its first line.
+//! `onetake-scenarios FILE [GATEWAY]` prints the URL of the server as its first line. With the path
+//! of the `onetake` binary, the second line is the URL of a gateway behind a lossy proxy.
 
 use std::process::ExitCode;
 
+use onetake_sim::lossy::LossyWorld;
 use onetake_sim::scenarios::{ScenarioServer, Scenarios};
 use tokio::io::AsyncReadExt;
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let Some(file) = std::env::args_os().nth(1) else {
-        eprintln!("usage: onetake-scenarios FILE");
+        eprintln!("usage: onetake-scenarios FILE [GATEWAY]");
         return ExitCode::from(2);
     };
     let text = match std::fs::read_to_string(&file) {
@@ -35,6 +37,20 @@ async fn main() -> ExitCode {
         }
     };
     println!("{}", server.url());
+    let gateway = std::env::args_os().nth(2);
+    let _lossy = match gateway {
+        None => None,
+        Some(gateway) => match LossyWorld::start(gateway.as_ref()).await {
+            Ok(world) => {
+                println!("{}", world.url());
+                Some(world)
+            }
+            Err(error) => {
+                eprintln!("the gateway cannot be started: {error}");
+                return ExitCode::FAILURE;
+            }
+        },
+    };
     // A runner that ends, even by a kill, closes the pipe.
     let (mut input, mut ignored) = (tokio::io::stdin(), [0; 64]);
     while let Ok(1..) = input.read(&mut ignored).await {}

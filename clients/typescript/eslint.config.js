@@ -2,7 +2,7 @@ import js from "@eslint/js";
 import tseslint from "typescript-eslint";
 
 export default tseslint.config(
-  { ignores: ["dist", "build", "node_modules"] },
+  { ignores: ["dist", "build", "build-break", "node_modules"] },
   js.configs.recommended,
   ...tseslint.configs.strict,
   {

@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask` lists them.
 
 mod bugs;
+mod clients;
 mod install;
 mod long_forms;
 mod mutants;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     let task = arguments.next();
     let rest: Vec<String> = arguments.collect();
     let steps = match task.as_deref() {
+        Some("clients") => return ended(clients::run(clients::BUILD)),
         Some("sim") => return ended(long_forms::simulate(&rest)),
         Some("bugs") => return ended(bugs::run(&rest)),
         Some("coverage") => return ended(long_forms::coverage(&rest)),
@@ -42,8 +44,10 @@ fn main() -> ExitCode {
         Some("power-loss") => return ended(long_forms::power_loss(&rest)),
         Some("mutants") => return mutants::run(rest.into_iter()),
         Some("test") => {
-            if let Err(error) =
-                install::servers().and_then(|()| programs::run()).and_then(|()| mutants::check())
+            if let Err(error) = install::servers()
+                .and_then(|()| programs::run())
+                .and_then(|()| mutants::check())
+                .and_then(|()| clients::run(&programs::BUILD))
             {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
@@ -52,7 +56,7 @@ fn main() -> ExitCode {
         }
         Some("lint") => LINT,
         _ => {
-            eprintln!("{USAGE}\n{}\n{}", long_forms::USAGE, mutants::USAGE);
+            eprintln!("{USAGE}\n{}\n{}\n{}", clients::USAGE, long_forms::USAGE, mutants::USAGE);
             return ExitCode::from(2);
         }
     };

@@ -11,7 +11,7 @@ use serde_json::Value;
 const AT_ONCE: usize = 2;
 
 /// The cargo arguments that build the tests.
-const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];
+pub(crate) const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];
 
 /// A test program, and the folder in which it runs, as with `cargo test`.
 struct Program {

@@ -3,11 +3,11 @@
 //! `onetake-scenarios FILE [GATEWAY]` prints the URL of the server as its first line. With the path
 //! of the `onetake` binary, the second line is the URL of a gateway behind a lossy proxy.
 
+use std::io::Read as _;
 use std::process::ExitCode;
 
 use onetake_sim::lossy::LossyWorld;
 use onetake_sim::scenarios::{ScenarioServer, Scenarios};
-use tokio::io::AsyncReadExt;
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -52,7 +52,10 @@ async fn main() -> ExitCode {
         },
     };
     // A runner that ends, even by a kill, closes the pipe.
-    let (mut input, mut ignored) = (tokio::io::stdin(), [0; 64]);
-    while let Ok(1..) = input.read(&mut ignored).await {}
+    let input_ends = tokio::task::spawn_blocking(|| {
+        let mut ignored = [0; 64];
+        while let Ok(1..) = std::io::stdin().read(&mut ignored) {}
+    });
+    let _ended = input_ends.await;
     ExitCode::SUCCESS
 }

@@ -26,8 +26,8 @@ struct Client {
     checks: Vec<Vec<&'static str>>,
     /// Plays the scenarios: the command is followed by the server, the file and scenarios.
     suite: Vec<&'static str>,
-    /// Counts effects: the command is followed by the proxy.
-    effects: Vec<&'static str>,
+    /// Commands that count effects: each is followed by the proxy.
+    effects: Vec<Vec<&'static str>>,
     /// The folders that a copy with a deliberate mistake needs.
     copied: Vec<&'static str>,
 }
@@ -118,7 +118,10 @@ fn typescript() -> Result<Client, String> {
             vec!["node", "--test", "build/test/"],
         ],
         suite: vec!["node", "build/conformance/run.js"],
-        effects: vec!["node", "build/conformance/effects.js"],
+        effects: vec![
+            vec!["node", "build/conformance/effects.js"],
+            vec!["node", "build/conformance/effects-browser.js"],
+        ],
         copied: vec!["build"],
     })
 }
@@ -149,7 +152,7 @@ fn python() -> Result<Client, String> {
             vec!["python3", "-m", "pytest"],
         ],
         suite: vec!["python3", "conformance/run.py"],
-        effects: vec!["python3", "conformance/effects.py"],
+        effects: vec![vec!["python3", "conformance/effects.py"]],
         copied: vec!["src", "conformance"],
     })
 }
@@ -165,7 +168,7 @@ fn go() -> Client {
             vec!["go", "test", "./..."],
         ],
         suite: vec!["go", "run", "./internal/conformance"],
-        effects: vec!["go", "run", "./internal/conformance"],
+        effects: vec![vec!["go", "run", "./internal/conformance"]],
         // The whole folder.
         copied: vec![""],
     }
@@ -191,10 +194,13 @@ impl Client {
         let is_red = |line: &&Value| line.get("ok") != Some(&Value::Bool(true));
         let red = report.scenarios.iter().filter(is_red).map(ToString::to_string);
         report.wrong.extend(red);
-        let (passed, text) = self.output(&self.effects, &[&server.proxy], &self.folder)?;
-        report.effects = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-        if !passed || report.effects.is_empty() {
-            report.wrong.push(format!("effects:\n{text}"));
+        for command in &self.effects {
+            let (passed, text) = self.output(command, &[&server.proxy], &self.folder)?;
+            let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+            report.effects.extend(lines);
+            if !passed {
+                report.wrong.push(format!("`{}`:\n{text}", command.join(" ")));
+            }
         }
         self.breaks(&server, &file, &mut report)?;
         Ok(report)

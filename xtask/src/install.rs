@@ -12,6 +12,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("node", "/usr/bin", "nodejs"),
     ("npm", "/usr/bin", "npm"),
     ("go", "/usr/bin", "golang-go"),
+    ("chromium", "/usr/bin", "chromium"),
     ("nginx", "/usr/sbin", "nginx-light"),
 ];
 

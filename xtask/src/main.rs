@@ -3,6 +3,7 @@
 mod bench;
 mod bugs;
 mod catalogue;
+mod clients;
 mod install;
 mod long_forms;
 mod mutants;
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
     let task = arguments.next();
     let rest: Vec<String> = arguments.collect();
     let steps = match task.as_deref() {
+        Some("clients") => return ended(clients::run(clients::BUILD)),
         Some("sim") => return ended(long_forms::simulate(&rest)),
         Some("bench") => return ended(bench::run(&rest)),
         Some("bugs") => return ended(bugs::run(&rest)),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
             if let Err(error) = install::servers()
                 .and_then(|()| programs::run(Which::All))
                 .and_then(|()| mutants::check())
+                .and_then(|()| clients::run(&programs::BUILD))
             {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
@@ -61,7 +64,7 @@ fn main() -> ExitCode {
         }
         Some("lint") => LINT,
         _ => {
-            eprintln!("{USAGE}\n{}\n{}", long_forms::USAGE, mutants::USAGE);
+            eprintln!("{USAGE}\n{}\n{}\n{}", clients::USAGE, long_forms::USAGE, mutants::USAGE);
             return ExitCode::from(2);
         }
     };

@@ -14,7 +14,7 @@ use super::catalogue::{PROGRAMS, TestProgram};
 const AT_ONCE: usize = 2;
 
 /// The cargo arguments that build the tests.
-const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];
+pub(crate) const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];
 
 /// The folder for temporary files of fast tests: in memory, where a write to disk takes no time.
 const MEMORY: &str = "/dev/shm";

@@ -9,13 +9,17 @@
 //! | [`upstream`] | an upstream that acts as its path says, and counts its actions |
 //! | [`servers`] | PostgreSQL, Redis, DynamoDB, NATS and other servers that tests start |
 //! | [`fault_proxy`] | a TCP proxy that can be slow, silent or dead |
+//! | [`scenarios`] | the server of the clients' suite (binary: `onetake-scenarios`) |
+//! | [`lossy`] | a gateway behind a proxy that loses responses, for the clients' tests |
 //! | [`client`] | a client that returns everything it received |
 
 pub mod blackbox;
 pub mod client;
 pub mod fault_proxy;
 pub mod history;
+pub mod lossy;
 pub mod model;
+pub mod scenarios;
 pub mod servers;
 pub mod simulation;
 pub mod upstream;

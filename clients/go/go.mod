@@ -1,0 +1,3 @@
+module onetake
+
+go 1.19

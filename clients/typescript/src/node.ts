@@ -1,0 +1,1 @@
+export { FileStore } from "./stores/file.js";

@@ -1,0 +1,393 @@
+//! Tests of the clients: `cargo xtask clients`.
+//!
+//! Each client is installed, checked and tested with the tools of its language. Then it plays the
+//! scenarios of `clients/conformance`, sends intents through a real gateway whose responses are
+//! lost, and plays some scenarios again with deliberate mistakes, which must be noticed.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use serde_json::Value;
+
+use crate::install;
+
+pub(crate) const USAGE: &str = "\
+cargo xtask clients     test the clients of other languages, print scenarios by client";
+
+/// A client, and the commands of its language.
+struct Client {
+    name: &'static str,
+    folder: PathBuf,
+    /// Variables of every command.
+    variables: Vec<(&'static str, PathBuf)>,
+    /// Formatter, linter, types, build and tests, in this order.
+    checks: Vec<Vec<&'static str>>,
+    /// Plays the scenarios: the command is followed by the server, the file and scenarios.
+    suite: Vec<&'static str>,
+    /// Commands that count effects: each is followed by the proxy.
+    effects: Vec<Vec<&'static str>>,
+    /// The folders that a copy with a deliberate mistake needs.
+    copied: Vec<&'static str>,
+}
+
+/// The folder of a copy with a deliberate mistake, in the folder of its client.
+const BREAK_FOLDER: &str = "build-break";
+
+/// The result of one client: lines of JSON, and what is wrong.
+#[derive(Default)]
+struct Report {
+    scenarios: Vec<Value>,
+    effects: Vec<Value>,
+    breaks: Vec<String>,
+    wrong: Vec<String>,
+}
+
+/// Builds the two binaries alone.
+pub(crate) const BUILD: &[&str] = &[
+    "build",
+    "-p",
+    "onetake-sim",
+    "-p",
+    "onetake-cli",
+    "--bin",
+    "onetake-scenarios",
+    "--bin",
+    "onetake",
+];
+
+/// Runs everything. `build` are the arguments of cargo that build the binaries. The error names what
+/// failed.
+pub(crate) fn run(build: &[&str]) -> Result<(), String> {
+    let clients = [typescript()?, python()?, go()];
+    let binaries = built_by(build)?;
+    let reports: Vec<(&str, Result<Report, String>)> = std::thread::scope(|scope| {
+        let running: Vec<_> = clients
+            .iter()
+            .map(|client| (client.name, scope.spawn(|| client.test(&binaries))))
+            .collect();
+        let crashed = |_| Err("its thread panicked".to_owned());
+        running.into_iter().map(|(name, run)| (name, run.join().unwrap_or_else(crashed))).collect()
+    });
+    let mut wrong = Vec::new();
+    let mut all = Report::default();
+    for (name, report) in reports {
+        match report {
+            Ok(report) => {
+                all.scenarios.extend(report.scenarios);
+                all.effects.extend(report.effects);
+                all.breaks.extend(report.breaks);
+                wrong.extend(report.wrong.into_iter().map(|text| format!("{name}: {text}")));
+            }
+            Err(error) => wrong.push(format!("{name}: {error}")),
+        }
+    }
+    print(&all);
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+fn typescript() -> Result<Client, String> {
+    let folder = clients().join("typescript");
+    let lock = folder.join("package-lock.json");
+    install::once(&lock, &folder.join("node_modules/.installed-lock"), || {
+        let mut npm = Command::new("npm");
+        npm.args(["ci", "--silent", "--ignore-scripts"]).current_dir(&folder);
+        npm
+    })?;
+    for built in ["build", "dist"] {
+        let _absent = std::fs::remove_dir_all(folder.join(built));
+    }
+    let tsc = "node_modules/typescript/bin/tsc";
+    Ok(Client {
+        name: "typescript",
+        folder,
+        variables: install::node_20()?.into_iter().map(|path| ("PATH", path)).collect(),
+        checks: vec![
+            vec![
+                "node",
+                "node_modules/prettier/bin/prettier.cjs",
+                "--check",
+                "--log-level",
+                "warn",
+                ".",
+            ],
+            vec!["node", tsc, "-p", "tsconfig.build.json"],
+            vec!["node", tsc, "-p", "tsconfig.json", "--outDir", "build"],
+            vec!["node", "node_modules/eslint/bin/eslint.js", "."],
+            vec!["node", "--test", "build/test/"],
+        ],
+        suite: vec!["node", "build/conformance/run.js"],
+        effects: vec![
+            vec!["node", "build/conformance/effects.js"],
+            vec!["node", "build/conformance/effects-browser.js"],
+        ],
+        copied: vec!["build"],
+    })
+}
+
+fn python() -> Result<Client, String> {
+    let folder = clients().join("python");
+    let packages = install::tools().join("clients-python");
+    let list = folder.join("requirements-dev.txt");
+    install::once(&list, &packages.join(".installed-lock"), || {
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]);
+        pip.args(["--no-deps", "--target"]).arg(&packages).arg("--requirement").arg(&list);
+        pip
+    })?;
+    Ok(Client {
+        name: "python",
+        folder,
+        variables: vec![
+            ("ONETAKE_PACKAGES", packages),
+            ("PYTHONDONTWRITEBYTECODE", "1".into()),
+            ("MYPY_CACHE_DIR", clients().join("../target/tmp/mypy")),
+            ("RUFF_NO_CACHE", "true".into()),
+        ],
+        checks: vec![
+            vec!["python3", "-m", "ruff", "format", "--check", "--quiet", "."],
+            vec!["python3", "-m", "ruff", "check", "--quiet", "."],
+            vec!["python3", "-m", "mypy"],
+            vec!["python3", "-m", "pytest"],
+        ],
+        suite: vec!["python3", "conformance/run.py"],
+        effects: vec![vec!["python3", "conformance/effects.py"]],
+        copied: vec!["src", "conformance"],
+    })
+}
+
+fn go() -> Client {
+    Client {
+        name: "go",
+        folder: clients().join("go"),
+        variables: vec![("GOFLAGS", "-mod=mod".into()), ("GOPROXY", "off".into())],
+        checks: vec![
+            vec!["sh", "-c", "test -z \"$(gofmt -l .)\""],
+            vec!["go", "vet", "./..."],
+            vec!["go", "test", "./..."],
+        ],
+        suite: vec!["go", "run", "./internal/conformance"],
+        effects: vec![vec!["go", "run", "./internal/conformance"]],
+        // The whole folder.
+        copied: vec![""],
+    }
+}
+
+impl Client {
+    fn test(&self, binaries: &Binaries) -> Result<Report, String> {
+        for check in &self.checks {
+            let (passed, text) = self.output(check, &[], &self.folder)?;
+            if !passed {
+                return Err(format!("`{}` failed:\n{text}", check.join(" ")));
+            }
+        }
+        let server = Server::start(binaries)?;
+        let file = clients().join("conformance/scenarios.json").display().to_string();
+        let mut report = Report::default();
+        let (_, text) = self.output(&self.suite, &[&server.scenarios, &file], &self.folder)?;
+        report.scenarios =
+            text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        if report.scenarios.is_empty() {
+            report.wrong.push(format!("the suite printed no results:\n{text}"));
+        }
+        let is_red = |line: &&Value| line.get("ok") != Some(&Value::Bool(true));
+        let red = report.scenarios.iter().filter(is_red).map(ToString::to_string);
+        report.wrong.extend(red);
+        for command in &self.effects {
+            let (passed, text) = self.output(command, &[&server.proxy], &self.folder)?;
+            let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
+            report.effects.extend(lines);
+            if !passed {
+                report.wrong.push(format!("`{}`:\n{text}", command.join(" ")));
+            }
+        }
+        self.breaks(&server, &file, &mut report)?;
+        Ok(report)
+    }
+
+    /// Plays the scenario of each deliberate mistake, which must be red.
+    fn breaks(&self, server: &Server, file: &str, report: &mut Report) -> Result<(), String> {
+        let text = read(&clients().join("conformance/breaks.json"))?;
+        let all: Vec<BTreeMap<String, String>> =
+            serde_json::from_str(&text).map_err(|error| format!("breaks.json: {error}"))?;
+        for mistake in all.iter().filter(|of| of.get("client").is_some_and(|c| c == self.name)) {
+            let member = |name: &str| {
+                mistake.get(name).map(String::as_str).ok_or(format!("a break has no `{name}`"))
+            };
+            let (what, red) = (member("break")?, member("red")?);
+            let copy = self.folder.join(BREAK_FOLDER);
+            let _absent = std::fs::remove_dir_all(&copy);
+            for folder in &self.copied {
+                copy_all(&self.folder.join(folder), &copy.join(folder))?;
+            }
+            let path = copy.join(member("file")?);
+            let source = read(&path)?;
+            if source.matches(member("find")?).count() != 1 {
+                return Err(format!("{what}: `{}` is not there once", member("find")?));
+            }
+            let broken = source.replace(member("find")?, member("replace")?);
+            std::fs::write(&path, broken).map_err(|error| error.to_string())?;
+            let (_, text) = self.output(&self.suite, &[&server.scenarios, file, red], &copy)?;
+            let lines: Vec<Value> =
+                text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+            let is_red = |line: &Value| line.get("ok") == Some(&Value::Bool(false));
+            if !lines.is_empty() && lines.iter().all(is_red) {
+                let why = lines.first().and_then(|line| line.pointer("/why/0"));
+                let why = why.and_then(Value::as_str).unwrap_or_default();
+                report.breaks.push(format!("{}: {what}: red in {red} ({why})", self.name));
+            } else {
+                report.wrong.push(format!("nothing noticed `{what}` in {red}:\n{text}"));
+            }
+            let _left_over = std::fs::remove_dir_all(copy);
+        }
+        Ok(())
+    }
+
+    /// Runs a command to its end. Returns true if it succeeded, and what it printed.
+    fn output(
+        &self,
+        command: &[&'static str],
+        more: &[&str],
+        folder: &Path,
+    ) -> Result<(bool, String), String> {
+        let (program, arguments) = command.split_first().ok_or("a command is empty")?;
+        let mut run = Command::new(program);
+        run.args(arguments).args(more).current_dir(folder).stdin(Stdio::null());
+        for (name, value) in &self.variables {
+            if *name == "ONETAKE_PACKAGES" {
+                let path = std::env::join_paths([value.clone(), folder.join("src")]);
+                run.env("PYTHONPATH", path.map_err(|error| error.to_string())?);
+            } else {
+                run.env(name, value);
+            }
+        }
+        let ran = run.output().map_err(|error| format!("{program} cannot be started: {error}"))?;
+        let text = [ran.stdout, ran.stderr].concat();
+        Ok((ran.status.success(), String::from_utf8_lossy(&text).into_owned()))
+    }
+}
+
+/// The programs that the clients talk to.
+struct Binaries {
+    scenarios: PathBuf,
+    gateway: PathBuf,
+}
+
+fn built_by(arguments: &[&str]) -> Result<Binaries, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    eprintln!("$ cargo {}", arguments.join(" "));
+    let built = Command::new(cargo)
+        .args(arguments)
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|error| format!("cargo could not be started: {error}"))?;
+    let text = String::from_utf8_lossy(&built.stdout);
+    let find = |name: &str| {
+        let files = text.lines().filter_map(|line| {
+            let message: Value = serde_json::from_str(line).ok()?;
+            Some(PathBuf::from(message.get("executable")?.as_str()?))
+        });
+        let file = files.into_iter().find(|file| file.file_name().is_some_and(|file| file == name));
+        file.ok_or(format!("cargo built no {name}"))
+    };
+    Ok(Binaries { scenarios: find("onetake-scenarios")?, gateway: find("onetake")? })
+}
+
+/// The server of the scenarios, with a gateway behind a lossy proxy. It ends with its input.
+struct Server {
+    process: Child,
+    scenarios: String,
+    proxy: String,
+}
+
+impl Server {
+    fn start(binaries: &Binaries) -> Result<Self, String> {
+        let mut process = Command::new(&binaries.scenarios)
+            .arg(clients().join("conformance/scenarios.json"))
+            .arg(&binaries.gateway)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("the scenario server cannot be started: {error}"))?;
+        let output = process.stdout.take().ok_or("the scenario server has no output")?;
+        let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+        let (scenarios, proxy) = (lines.next(), lines.next());
+        match (scenarios, proxy) {
+            (Some(scenarios), Some(proxy)) => Ok(Self { process, scenarios, proxy }),
+            _ => Err("the scenario server or its gateway did not start".to_owned()),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ended = self.process.wait();
+    }
+}
+
+/// Prints the table of scenarios by client, the effects, and the deliberate mistakes.
+fn print(report: &Report) {
+    let text = |line: &Value, name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
+    let mut names: Vec<String> = Vec::new();
+    let mut columns: Vec<String> = Vec::new();
+    let mut cells: BTreeMap<(String, String), bool> = BTreeMap::new();
+    for line in &report.scenarios {
+        let (Some(name), Some(client)) = (text(line, "scenario"), text(line, "client")) else {
+            continue;
+        };
+        if !names.contains(&name) {
+            names.push(name.clone());
+        }
+        if !columns.contains(&client) {
+            columns.push(client.clone());
+        }
+        cells.insert((name, client), line.get("ok") == Some(&Value::Bool(true)));
+    }
+    println!(
+        "{:<36}{}",
+        "scenario",
+        columns.iter().map(|c| format!("{c:>20}")).collect::<String>()
+    );
+    for name in names {
+        let cell = |client: &String| match cells.get(&(name.clone(), client.clone())) {
+            Some(true) => "green",
+            Some(false) => "RED",
+            // The queue is one per language; adapters have none.
+            None => "-",
+        };
+        println!(
+            "{name:<36}{}",
+            columns.iter().map(|c| format!("{:>20}", cell(c))).collect::<String>()
+        );
+    }
+    println!("\neffects through a gateway that loses one response in three");
+    report.effects.iter().for_each(|line| println!("{line}"));
+    println!("\ndeliberate mistakes");
+    report.breaks.iter().for_each(|line| println!("{line}"));
+}
+
+fn clients() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../clients"))
+}
+
+fn read(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn copy_all(from: &Path, to: &Path) -> Result<(), String> {
+    let told = |error: std::io::Error| format!("{}: {error}", from.display());
+    std::fs::create_dir_all(to).map_err(told)?;
+    for entry in std::fs::read_dir(from).map_err(told)? {
+        let path = entry.map_err(told)?.path();
+        let Some(name) = path.file_name().filter(|name| *name != BREAK_FOLDER) else { continue };
+        if path.is_dir() {
+            copy_all(&path, &to.join(name))?;
+        } else {
+            std::fs::copy(&path, to.join(name)).map_err(told)?;
+        }
+    }
+    Ok(())
+}

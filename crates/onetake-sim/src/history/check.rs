@@ -239,7 +239,11 @@ fn one_payload(case: &CheckInput<'_>, found: &mut Findings) {
                 format!("request {} is refused, and no other payload was sent", request.number);
             found.push((Rule::OnePayload, what));
         }
-        if ran.contains(&request.payload) {
+        // An attempt that never started leaves no payload behind. So a payload can run although it
+        // was refused earlier, while another one was about to start.
+        let ran_before =
+            |run: &OperationRun| run.payload == request.payload && run.started < request.sent;
+        if case.key.runs.iter().any(ran_before) {
             let what = format!("request {} is refused, and its payload ran", request.number);
             found.push((Rule::OnePayload, what));
         }

@@ -288,6 +288,14 @@ fn the_payload_that_ran_is_no_mismatch() {
 }
 
 #[test]
+fn a_payload_that_was_refused_beside_one_that_never_started_may_run() {
+    let history = Script::new(Policy::Fail).sent_to(2, 0, b'b').lost(2);
+    let history = history.sent(3).refused(3, 422, "idempotency_payload_mismatch");
+    let history = history.sent(1).starts(1, 1, 5).records(1).shown(1, 1, false);
+    history.finally_shows(1).holds();
+}
+
+#[test]
 fn nothing_ran_means_that_nothing_ran() {
     let history = Script::new(Policy::Fail).sent(1).starts(1, 1, 5);
     let history = history.refused(1, 503, "idempotency_store_unavailable").records(1);

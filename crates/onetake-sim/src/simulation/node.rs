@@ -106,13 +106,19 @@ impl Node {
         let stream = format!("node {index} {incarnation}");
         let rng = Arc::new(SeededRng::new(Random::new(world.plan.seed, &stream)));
         let clock = Arc::<SimulatedClock>::clone(&self.clock) as Arc<dyn Clock>;
+        // As in the gateway, or as in a service: by the seed, without changing its plan.
+        let is_on_cores = (world.plan.seed ^ index as u64) & 1 == 1;
         let engine = {
             let _inside = handle.enter();
+            let lanes = if is_on_cores { 2 } else { 1 };
             let mut builder = Engine::builder(store)
                 .clock(clock)
                 .rng(rng)
-                .limits(limits(&self.plan))
+                .limits(Limits { lanes, ..limits(&self.plan) })
                 .housekeeping(self.housekeeping());
+            if is_on_cores {
+                builder = builder.run_in_callers_task();
+            }
             if self.plan.has_journal {
                 builder = builder.journal(Arc::new(SimulatedJournal::new(world, index)));
             }

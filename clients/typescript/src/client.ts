@@ -162,10 +162,10 @@ async function prepare(input: string | URL | Request, init: RequestInit): Promis
   // The request is made once, so that every attempt has the same bytes and the same boundary.
   const request = new Request(input, { ...rest, body: body ?? null });
   const bytes = await request.arrayBuffer();
-  const { method, url, headers, credentials, redirect } = request;
+  const { method, url, headers, credentials, redirect, mode, cache, keepalive } = request;
   return {
     url,
-    init: { ...rest, method, credentials, redirect },
+    init: { ...rest, method, credentials, redirect, mode, cache, keepalive },
     headers,
     body: bytes.byteLength > 0 ? bytes : null,
     signal: signal ?? (input instanceof Request ? input.signal : undefined),

@@ -62,6 +62,22 @@ test("bodies of every kind that can be sent again are sent as fetch sends them",
   assert.equal(received[6]?.method, "PUT");
 });
 
+test("the options of a Request are kept", async () => {
+  const seen: RequestInit[] = [];
+  const fetched: typeof fetch = (_, init) => {
+    seen.push(init ?? {});
+    return Promise.resolve(new Response("{}", { status: 201 }));
+  };
+  const client = new Onetake({ fetch: fetched });
+  const options = { credentials: "omit", redirect: "error", cache: "no-store" } as const;
+  await client.fetch(new Request("http://localhost/", { method: "POST", ...options }));
+  await client.fetch("http://localhost/", { method: "POST", ...options });
+  for (const { credentials, redirect, cache } of seen) {
+    assert.deepEqual({ credentials, redirect, cache }, options);
+  }
+  assert.equal(seen.length, 2);
+});
+
 test("requests that change nothing pass through unchanged", async (t) => {
   const { url, received } = await serve(t, statuses(503));
   const response = await new Onetake().fetch(url);

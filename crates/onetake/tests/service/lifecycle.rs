@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::post;
+use onetake::clock::{Clock, SystemClock};
 use onetake::store::Answers;
 use onetake::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 use onetake::stores::MemoryStore;
@@ -70,8 +71,11 @@ impl Service {
 
 /// The result of a server that must have ended by itself within a minute.
 async fn ended<T>(serving: JoinHandle<T>) -> T {
-    let ended = tokio::time::timeout(Duration::from_secs(60), serving).await;
-    ended.unwrap().unwrap()
+    let ended = tokio::select! {
+        ended = serving => Some(ended.unwrap()),
+        () = SystemClock.sleep(Duration::from_secs(60)) => None,
+    };
+    ended.unwrap()
 }
 
 #[tokio::test]

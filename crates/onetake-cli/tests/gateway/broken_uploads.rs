@@ -1,5 +1,5 @@
 //! HTTP/2 uploads that the client resets before their end.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use crate::common::InProcess;
 use bytes::Bytes;

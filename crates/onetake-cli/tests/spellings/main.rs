@@ -2,7 +2,7 @@
 //!
 //! A route requires a key. Whatever spelling a framework takes for the route, nothing runs without
 //! the key if the gateway is in front.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -90,7 +90,7 @@ async fn what_is_too_large_or_has_no_subject_parks_and_the_rest_goes_on() {
         let expected = match parse(&parked.waiting.message.payload).0 {
             1 => "max_payload of the NATS server (10000 bytes)",
             2 => "maximum allowed",
-            _ => "\"test.no topic\" is no subject",
+            _ => "\"test.no topic\" is not a valid NATS subject",
         };
         assert!(parked.error.contains(expected), "{}", parked.error);
     }

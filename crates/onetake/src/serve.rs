@@ -55,7 +55,7 @@ pub enum ServeError {
 /// `ConnectInfo<SocketAddr>`.
 ///
 /// A program with another server does the same itself: race the server against [`Engine::fatal`],
-/// stop it, and call [`Engine::shutdown`], or [`Engine::give_up`] after a fatal error.
+/// stop it, and call [`Engine::shutdown`], or [`Engine::abort`] after a fatal error.
 ///
 /// ```no_run
 /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {

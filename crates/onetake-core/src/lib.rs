@@ -8,7 +8,7 @@
 //! | --- | --- |
 //! | [`key`], [`scope`], [`fingerprint`] | names of operations, and the comparison of two requests |
 //! | [`record`], [`origin`] | the record that a store keeps, its expiry and its origin |
-//! | [`entry`] | the audit log: what operators did to keys |
+//! | [`audit`] | the audit log: what operators did to keys |
 //! | [`decide`] | the state machine, as pure functions that every store applies atomically |
 //! | [`store`] | the contract that every store must keep |
 //! | [`memory`] | the reference store |

@@ -18,7 +18,7 @@
 //! 7. **Secrets are permanent.** All nodes that share a store get the same secret under the same
 //!    name. A secret is durable before it is returned, and never changes afterwards. It is not a
 //!    record: it does not expire, and no method for records returns it.
-//! 8. **Audit entries are kept** for [`AUDIT_KEPT`](crate::note::NOTES_KEPT), whatever happens to
+//! 8. **Audit entries are kept** for [`AUDIT_KEPT`](crate::audit::AUDIT_KEPT), whatever happens to
 //!    their records. They are durable when `entry` returns.
 //!
 //! `onetake_conformance::run` checks all of this.
@@ -352,7 +352,7 @@ pub trait AuditLog {
     fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>>;
 
     /// Reads up to `limit` entries of one record or of all records, by an index, the newest first.
-    /// A sweep deletes entries that are older than [`AUDIT_KEPT`](crate::note::NOTES_KEPT).
+    /// A sweep deletes entries that are older than [`AUDIT_KEPT`](crate::audit::AUDIT_KEPT).
     fn audit_entries(
         &self,
         of: Option<RecordId>,

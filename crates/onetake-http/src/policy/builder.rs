@@ -208,7 +208,7 @@ impl Policy {
     }
 
     /// Sets the values that are kept in the record, by which a reconciler asks for the operation:
-    /// see [`MemoValues`](crate::Known).
+    /// see [`MemoValues`](crate::MemoValues).
     #[must_use]
     pub fn remember(mut self, what: impl IntoIterator<Item = MemoField>) -> Self {
         self.remember = what.into_iter().collect();

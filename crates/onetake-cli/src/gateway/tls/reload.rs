@@ -157,9 +157,15 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 mod tests {
     use std::io;
     use std::path::Path;
-    use std::sync::Mutex;
+    use std::sync::{LazyLock, Mutex};
 
     use super::*;
+
+    /// A subscriber that stays. If only one were registered, a log statement that another test's
+    /// thread reaches first would be switched off for all threads.
+    static ANOTHER: LazyLock<tracing::Dispatch> = LazyLock::new(|| {
+        tracing::Dispatch::new(tracing_subscriber::fmt().with_writer(io::sink).finish())
+    });
 
     /// A watcher that accepts any text but `broken`.
     fn watcher(file: &Path) -> (Watcher<Vec<u8>>, watch::Receiver<Arc<Vec<u8>>>) {
@@ -187,6 +193,7 @@ mod tests {
 
     #[test]
     fn a_fault_that_stays_is_told_once() {
+        LazyLock::force(&ANOTHER);
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "one").unwrap();

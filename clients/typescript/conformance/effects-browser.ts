@@ -165,5 +165,9 @@ try {
   await exited;
   server.closeAllConnections();
   server.close();
-  rmSync(profile, { recursive: true, force: true, maxRetries: 10, retryDelay: 200 });
+  try {
+    rmSync(profile, { recursive: true, force: true, maxRetries: 10, retryDelay: 200 });
+  } catch {
+    // Processes of the browser may still write there. The folder is in the system's temporary one.
+  }
 }

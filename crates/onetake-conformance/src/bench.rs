@@ -66,7 +66,7 @@ impl Bench {
         self.subject.for_engine(store)
     }
 
-    /// Lets a tenth of a tick pass, once nobody is inside the store.
+    /// Lets a tenth of a tick pass, once no call is inside the store.
     pub(super) async fn step(&self) {
         for _ in 0..QUIET_TRIES {
             breathe().await;

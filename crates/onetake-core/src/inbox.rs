@@ -95,11 +95,11 @@ pub enum Received<E> {
         again: Duration,
         /// The number of tries so far.
         attempts: u32,
-        /// What the work said; `None` if it panicked or took too long.
+        /// The error of the work; `None` if it panicked or took too long.
         error: Option<E>,
     },
-    /// It failed too often, or its work returned success without a completion. It is not tried any more: take it
-    /// out of the way, and let somebody look.
+    /// It failed too often, or its work returned success without a completion. It is not tried any more: move it
+    /// to a dead-letter queue for an operator.
     Poisoned {
         /// The reference for operators: `onetake keys get REFERENCE`.
         reference: Reference,

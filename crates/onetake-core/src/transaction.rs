@@ -20,7 +20,7 @@ use crate::outbox::{Message, MessageRefused};
 use crate::record::{Failure, Recording};
 use crate::store::StoreError;
 
-/// What a transaction ends with.
+/// The outcome that a transaction writes as its last statement.
 #[derive(Clone, Debug, Default)]
 pub struct Completion {
     /// The outcome.
@@ -150,7 +150,7 @@ pub trait TransactionSource<Driver>: Send {
 pub trait OpenTransaction: Send {
     /// The driver's transaction.
     type Native;
-    /// What statements are executed on.
+    /// The executor of statements.
     type Executor;
     /// Why a statement or the commit failed.
     type Error: std::error::Error + Send + Sync + 'static;
@@ -158,10 +158,10 @@ pub trait OpenTransaction: Send {
     /// The driver's transaction.
     fn native(&mut self) -> &mut Self::Native;
 
-    /// What statements are executed on.
+    /// The executor of statements.
     fn executor(&self) -> &Self::Executor;
 
-    /// What statements are executed on, for those that need it alone.
+    /// The exclusive executor of statements.
     fn executor_mut(&mut self) -> &mut Self::Executor;
 
     /// Writes the outcome and the messages, as the last statement. After an error, the transaction must not be

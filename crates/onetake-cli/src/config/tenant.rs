@@ -136,7 +136,7 @@ fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> O
     Some(jwt)
 }
 
-/// A URL of a key set. Whoever could change its answer could sign tokens, so only TLS or this machine will do.
+/// A URL of a key set. A sender who can change its answer can sign tokens, so only TLS or this machine is accepted.
 fn jwks_url() -> Form<String> {
     const FIX: &str = "write for example \"https://id.example.com/.well-known/jwks.json\"";
     let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?";

@@ -381,7 +381,7 @@ pub fn write_migrations(_: &Path, _: MigrationNaming) -> Result<String, String> 
         .to_owned())
 }
 
-/// What was looked at, and what was found.
+/// The store that was checked, and the findings.
 #[derive(Debug)]
 pub struct Examined {
     /// `store` or `filter`.

@@ -1,4 +1,4 @@
-//! How an engine is built.
+//! The builder of an engine.
 
 use std::sync::Arc;
 

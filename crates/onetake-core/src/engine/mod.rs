@@ -280,7 +280,7 @@ type Write<T, A> = for<'a> fn(
     Vec<T>,
 ) -> (BoxFuture<'a, Answers<A>>, &'a metrics::Writes);
 
-/// Creates the lanes that write batches of one kind with `write`.
+/// Creates the lanes that write batches of one kind with `write`, and measure each write.
 fn lanes<T, A>(
     tasks: &Tasks,
     store: &Arc<dyn Store>,
@@ -293,33 +293,24 @@ where
     T: batch::Item,
     A: Send + 'static,
 {
-    Lanes::new(limits.lanes, || lane(tasks, store, clock, metrics, limits, write))
-}
-
-/// Creates a lane that measures each write.
-fn lane<T, A>(
-    tasks: &Tasks,
-    store: &Arc<dyn Store>,
-    clock: &Arc<dyn Clock>,
-    metrics: &Arc<Metrics>,
-    limits: Limits,
-    write: Write<T, A>,
-) -> Lane<T, A>
-where
-    T: batch::Item,
-    A: Send + 'static,
-{
-    let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
-    let (lane_clock, clock) = (Arc::clone(clock), Arc::clone(clock));
-    let items = limits.batch_items_max;
     let writers = if limits.lanes > 1 { usize::MAX } else { limits.writers_max };
-    Lane::new(tasks.clone(), items, writers, lane_clock, move |batch: Vec<T>| {
-        let (store, clock, metrics) =
-            (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-        Box::pin(async move {
-            let count = batch.len();
-            let (writing, writes) = write(&*store, &metrics, batch);
-            writes.observe(&*clock, count, writing).await
-        })
+    Lanes::new(limits.lanes, || {
+        let (store, metrics, clock) = (Arc::clone(store), Arc::clone(metrics), Arc::clone(clock));
+        let lane_clock = Arc::clone(&clock);
+        Lane::new(
+            tasks.clone(),
+            limits.batch_items_max,
+            writers,
+            lane_clock,
+            move |batch: Vec<T>| {
+                let (store, clock, metrics) =
+                    (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
+                Box::pin(async move {
+                    let count = batch.len();
+                    let (writing, writes) = write(&*store, &metrics, batch);
+                    writes.observe(&*clock, count, writing).await
+                })
+            },
+        )
     })
 }

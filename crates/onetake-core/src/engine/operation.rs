@@ -99,9 +99,9 @@ pub struct Operation {
     /// The tenant, the route and the memo. They are kept for operators and reconcilers, and are not
     /// compared.
     pub origin: Origin,
-    /// What to do if it runs already.
+    /// The answer to a caller while another attempt runs.
     pub in_flight: WhileRunning,
-    /// For how long it may run: its lease is renewed no longer than that.
+    /// The maximum time of a run. The lease is not renewed for longer.
     pub run_max: Duration,
     /// The hook that is called before the operation runs again.
     pub on_retry: Option<OnRetry>,

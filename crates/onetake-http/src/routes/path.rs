@@ -72,7 +72,7 @@ pub(super) fn check_method(method: &Method) -> Result<(), AmbiguousRequest> {
 /// The segments of a path, percent-decoded once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segments<'a> {
-    /// The segments, separated by slashes. No slash stands at the beginning or at the end.
+    /// The segments, separated by slashes. They have no slash at the beginning or at the end.
     joined: Cow<'a, [u8]>,
     pub(super) ends_with_slash: bool,
 }

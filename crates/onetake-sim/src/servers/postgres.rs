@@ -233,7 +233,7 @@ impl Postgres {
         let make = async || {
             self.sql("postgres", &format!("CREATE DATABASE {TEMPLATE}"));
             migrate(self.url(TEMPLATE)).await;
-            // A database cannot be copied while somebody is connected to it.
+            // A database cannot be copied while a client is connected to it.
             let connected =
                 format!("SELECT count(*) FROM pg_stat_activity WHERE datname = '{TEMPLATE}'");
             until("nobody uses the template", async || self.sql("postgres", &connected) == "0")

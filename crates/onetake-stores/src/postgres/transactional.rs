@@ -130,7 +130,7 @@ pub struct TransactionalInbox {
 }
 
 impl TransactionalInbox {
-    /// Deals with a message, unless somebody did: `work` writes its effects in the transaction, and
+    /// Processes a message, unless it was processed already: `work` writes its effects in the transaction, and
     /// answers what is remembered of it, and what it says to others.
     ///
     /// # Errors

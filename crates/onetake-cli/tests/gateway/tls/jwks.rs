@@ -24,7 +24,7 @@ use super::front::{Front, Rules};
 use super::roots_of;
 use crate::common::InProcess;
 
-/// Whoever signs tokens, under the name of its key.
+/// A signer of tokens, and the name of its key.
 struct Issuer {
     kid: &'static str,
     pair: EcdsaKeyPair,

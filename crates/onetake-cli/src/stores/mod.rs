@@ -124,7 +124,7 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
         StoreUrl::DynamoDb(_) => "dynamodb",
     };
     let what = format!(
-        "this build does not support this store; build onetake with the feature `{feature}`"
+        "this build does not support this store; build onetake with `--features {feature}`"
     );
     failed(action, url)(what)
 }
@@ -377,7 +377,7 @@ pub fn write_migrations(folder: &Path, naming: MigrationNaming) -> Result<String
 /// Always.
 #[cfg(not(feature = "postgres"))]
 pub fn write_migrations(_: &Path, _: MigrationNaming) -> Result<String, String> {
-    Err("this build does not support PostgreSQL; build onetake with the feature `postgres`"
+    Err("this build does not support PostgreSQL; build onetake with `--features postgres`"
         .to_owned())
 }
 
@@ -530,13 +530,13 @@ async fn open_filter(
     _: &ServerUrl,
     _: PostgresStore,
 ) -> Result<PostgresStore, StoreFailed> {
-    let what = "this build does not support filters; build onetake with the feature `filtered`";
+    let what = "this build does not support filters; build onetake with `--features filtered`";
     Err(failed("open", filter)(what))
 }
 
 #[cfg(all(feature = "postgres", not(feature = "filtered")))]
 async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
-    let what = "this build does not support filters; build onetake with the feature `filtered`";
+    let what = "this build does not support filters; build onetake with `--features filtered`";
     Err(failed("reach", filter)(what))
 }
 

@@ -67,7 +67,7 @@ enum Command {
     /// Create or update the tables and indexes of the store.
     Migrate {
         #[command(flatten)]
-        store: Stored,
+        store: StoreArguments,
         /// Write the PostgreSQL schema to this folder instead, one file for each version, for a
         /// migration tool.
         #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "store"])]
@@ -83,7 +83,7 @@ enum Command {
     /// Check the store for settings that could lose or repeat operations.
     Doctor {
         #[command(flatten)]
-        store: Stored,
+        store: StoreArguments,
         /// The output format.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -92,7 +92,7 @@ enum Command {
 
 /// Arguments of commands that need only a store.
 #[derive(Debug, Args)]
-struct Stored {
+struct StoreArguments {
     /// The configuration file that names the store.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -269,7 +269,7 @@ pub(crate) fn runtime() -> Result<Runtime, Failed> {
     built.map_err(|error| Failed(format!("cannot start: {error}"), 1))
 }
 
-impl Stored {
+impl StoreArguments {
     fn load(self) -> Result<StoreConfig, Failed> {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };

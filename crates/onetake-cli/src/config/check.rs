@@ -230,7 +230,8 @@ impl Checks<'_, '_> {
         for mistake in settings.policy.check() {
             let field = format!("{path}.{}", mistake.option);
             let (at, fix) = match (mistake.option, source) {
-                // The fault of a ttl for reconciliation is told below, with the times of the service that is asked.
+                // The error of a ttl for reconciliation is reported below, with the times of the
+                // service that is asked.
                 ("ttl", _) => continue,
                 ("tenant", Some((at, _))) => (
                     format!("{at}.key.from"),

@@ -1,7 +1,8 @@
 //! `[[route]]` and `[defaults]`: the options of a policy, and the policy that their layers make.
 //!
-//! A route's own options are the strongest layer, then its preset's, then those of `[defaults]`. The built-in values
-//! are those of [`Policy::default`]: there is one policy for the file and for Rust.
+//! A route's own options are the strongest layer, then its preset's, then those of `[defaults]`.
+//! The built-in values are those of [`Policy::default`]: there is one policy for the file and for
+//! Rust.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,13 +38,14 @@ table! {
     layered
     /// The options that routes and `[defaults]` share.
     pub(super) struct PolicyOptions [Clone, Debug, Default] ("[defaults]", "[defaults]") {
-        /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see [Paths](#paths).
+        /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see
+        /// [Paths](#paths).
         path_case: Option<PathCase> = words(&PATH_CASES).at(|policy| &mut policy.paths.case),
         /// Whether `/charges/` and `/charges` are the same path, or different ones.
         trailing_slash: Option<TrailingSlash> = words(&TRAILING_SLASHES)
             .at(|policy| &mut policy.paths.trailing_slash),
-        /// A word that separates the keys of this route from the keys of others: up to 64 letters, digits and
-        /// `- _ . : /`.
+        /// A word that separates the keys of this route from the keys of others: up to 64 letters,
+        /// digits and `- _ . : /`.
         namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
             .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
         /// The source of the key, and its format: see [Keys](#keys).
@@ -52,7 +54,8 @@ table! {
         /// The owner of the key: see [Tenants](#tenants).
         tenant: Option<TenantOption> = tenant().optional()
             .else_says("the credential if there is one, else public"),
-        /// The parts of a request that make two requests the same: see [Fingerprints](#fingerprints).
+        /// The parts of a request that make two requests the same: see
+        /// [Fingerprints](#fingerprints).
         fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
             .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
         /// The time for which an outcome is kept.
@@ -67,10 +70,12 @@ table! {
         /// The time to wait for an attempt that is in progress.
         wait_timeout: Option<Duration> = duration("0s", "5m", "5s").optional()
             .else_says(&format!("\"{}\"", show_duration(WAIT_TIMEOUT))),
-        /// The answer to a retry whose outcome is unknown: say so and never run again, ask a service
-        /// (see [Reconciling](#reconciling)), or run again, which is only for operations that are harmless to repeat.
+        /// The answer to a retry whose outcome is unknown: say so and never run again, ask a
+        /// service (see [Reconciling](#reconciling)), or run again, which is only for operations
+        /// that are harmless to repeat.
         on_unknown: Option<OnUnknown> = words(&ON_UNKNOWN).at(|policy| &mut policy.terms.on_unknown),
-        /// The service that knows outcomes, for `on_unknown = "reconcile"`: see [Reconciling](#reconciling).
+        /// The service that knows outcomes, for `on_unknown = "reconcile"`: see
+        /// [Reconciling](#reconciling).
         reconcile: Option<Reconcile> = reconcile().optional(),
         /// The behaviour while the store is unreachable: 503, or a run without a record
         /// (see [While the store is unreachable](#while-the-store-is-unreachable)).
@@ -81,8 +86,9 @@ table! {
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
         /// The time for the whole response of the upstream.
         upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.upstream_timeout),
-        /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most specific entry
-        /// counts, built-in ones included: see [What becomes of an attempt](#what-becomes-of-an-attempt).
+        /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most
+        /// specific entry counts, built-in ones included: see [What becomes of an
+        /// attempt](#what-becomes-of-an-attempt).
         record: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
         /// Statuses after which a retry runs again.
         release: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
@@ -95,7 +101,8 @@ table! {
         statuses: Statuses = table().or_default().applied(|policy, statuses: Statuses| statuses.apply(policy)),
         /// The largest request with a key. A larger request is refused with 413.
         max_request_body: Option<usize> = size().at(|policy| &mut policy.max_request_body),
-        /// The largest response that is recorded. A larger response is passed on, and cannot be replayed.
+        /// The largest response that is recorded. A larger response is passed on, and cannot be
+        /// replayed.
         max_response_body: Option<usize> = size().at(|policy| &mut policy.max_response_body),
     }
 }
@@ -103,8 +110,8 @@ table! {
 table! {
     /// The options that only routes have.
     struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
-        /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which `{id}` is one
-        /// segment and `{*rest}` the rest.
+        /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in
+        /// which `{id}` is one segment and `{*rest}` the rest.
         r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
         /// Values for a use case: see [Presets](#presets).
         preset: Option<Preset> = words(&Preset::ALL).optional(),
@@ -315,8 +322,8 @@ table! {
                           "min_length": false }, "required": ["from"] },
         { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
     ] })) {
-        /// The source of the key: the header, a value in the JSON body, a digest of values in the JSON body, or a key
-        /// that the gateway issued.
+        /// The source of the key: the header, a value in the JSON body, a digest of values in the
+        /// JSON body, or a key that the gateway issued.
         from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
         /// Whether a request without a key is refused.
         required: Option<bool> = boolean().optional()
@@ -349,7 +356,8 @@ const SOURCES: [(&str, Source); 4] = [
 const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
 
 impl KeyOptions {
-    /// The source of the key, if `from` is written. Options of another source come from a weaker layer.
+    /// The source of the key, if `from` is written. Options of another source come from a weaker
+    /// layer.
     pub(super) fn source(&self) -> Option<KeySource> {
         Some(match self.from? {
             Source::Header => KeySource::Header,
@@ -468,8 +476,8 @@ fn fingerprint(
 table! {
     /// One limit of `velocity`.
     struct VelocityOptions [Debug] ("velocity", "{ by = [\"tenant\"], limit = \"5/min\" }") {
-        /// The values whose combinations are counted separately: `"tenant"`, and values in the JSON body such
-        /// as `"json:/card"`.
+        /// The values whose combinations are counted separately: `"tenant"`, and values in the JSON
+        /// body such as `"json:/card"`.
         by: Vec<By> = list(text("tenant|json:/([^~]|~[01])*", "\"tenant\"", parse_by), (0, 8), "[\"tenant\", \"json:/card\"]").required(),
         /// The largest rate: a number and `s`, `min`, `h` or `d`, such as `"5/min"`.
         limit: Rate = text(r"\s*0*[1-9][0-9]*\s*/\s*(s|min|h|d)\s*", "\"5/min\"", parse_rate).required(),

@@ -58,8 +58,8 @@ table! {
         upstream: Option<Uri> = upstream().optional(),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
-        /// The requests that no route matches: passed on under `[defaults]`, or refused with 404. GET, HEAD, OPTIONS
-        /// and TRACE are always passed on.
+        /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
+        /// GET, HEAD, OPTIONS and TRACE are always passed on.
         unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Clients then connect with TLS only.

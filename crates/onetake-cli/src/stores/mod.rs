@@ -331,7 +331,8 @@ pub enum MigrationNaming {
     Refinery,
 }
 
-/// Writes the PostgreSQL schema as one file for each version, and returns the list of files for people.
+/// Writes the PostgreSQL schema as one file for each version, and returns the list of files for
+/// people.
 ///
 /// # Errors
 /// If a file cannot be written, or is there already with another content.

@@ -251,7 +251,8 @@ impl Policy {
         self
     }
 
-    /// Records responses with these statuses, such as `"404"` or `"4xx"`. The most specific entry wins.
+    /// Records responses with these statuses, such as `"404"` or `"4xx"`. The most specific entry
+    /// wins.
     #[must_use]
     pub fn record<P: TextOr<StatusPattern>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
         self.classified("record", patterns, Disposition::Record)

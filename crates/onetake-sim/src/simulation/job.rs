@@ -141,18 +141,19 @@ async fn work(
     let whose = (asked.tenant, &*asked.key, asked.payload);
     let (run, text) = world.history.started(world.now(), node, Some(attempt), whose, Mode::Job);
     let (_, answer) = world.call_upstream(node, run, &text);
-    answer.then(|exchange| async move {
-        match exchange {
-            Ok(exchange) => {
-                if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {
-                    world.history.answered(world.now(), exchange.run);
+    answer
+        .then(|exchange| async move {
+            match exchange {
+                Ok(exchange) => {
+                    if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {
+                        world.history.answered(world.now(), exchange.run);
+                    }
+                    exchange
                 }
-                exchange
+                Err(_) => std::future::pending().await,
             }
-            Err(_) => std::future::pending().await,
-        }
-    })
-    .await
+        })
+        .await
 }
 
 fn verdict(exchange: &Exchange) -> Verdict {

@@ -67,7 +67,7 @@ pub use onetake_http::{OnetakeLayer, Policy, Preset, Routes, Tenant};
 #[cfg(feature = "axum")]
 mod serve;
 #[cfg(feature = "axum")]
-pub use serve::{ServeError, Served, serve};
+pub use serve::{ServeError, Served, serve, stop_signal};
 
 /// The layer for HTTP services: policies, tenants, extractors and problems.
 #[cfg(feature = "http")]

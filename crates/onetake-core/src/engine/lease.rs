@@ -24,6 +24,8 @@ use super::{Attempt, Engine, EngineError, Operation, SPANS, never_started};
 const RETRY_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a settlement is tried again.
 const RETRY_MAX: Duration = Duration::from_millis(500);
+/// The time between two log lines about the same outcome that cannot be saved.
+const REPORT_PAUSE: Duration = Duration::from_secs(60);
 
 /// A granted claim. The engine renews it until it is settled.
 ///
@@ -329,6 +331,7 @@ async fn settle(
 ) -> Settling {
     let engine = &engine.inner;
     let mut pause = RETRY_MIN;
+    let mut report_at = Duration::ZERO;
     let (settling, landing) = loop {
         let asked_at = engine.clock.monotonic();
         let answer = tokio::select! {
@@ -387,7 +390,10 @@ async fn settle(
                     engine.could_not_settle(settlement.clone());
                     break (Settling::Pending, Landing::Failed(error.into()));
                 }
-                report(&lease_state, &error);
+                if asked_at >= report_at {
+                    report(&lease_state, &error);
+                    report_at = asked_at.saturating_add(REPORT_PAUSE);
+                }
                 tokio::select! {
                     biased;
                     () = engine.stopped.cancelled() => {}
@@ -406,10 +412,21 @@ async fn settle(
             if matches!(record.state, State::Unknown { .. }) =>
         {
             engine.metrics.unknown.increment(1);
-            tracing::warn!(
-                reference = %lease_state.id.reference(), %cause,
-                "the outcome of an operation is unknown: find out what happened, then settle the key with `onetake keys`"
-            );
+            let reference = lease_state.id.reference();
+            match record.terms.on_unknown {
+                OnUnknown::Reconcile => tracing::warn!(
+                    %reference, %cause,
+                    "the outcome of an operation is unknown: the reconciler will be asked"
+                ),
+                OnUnknown::Retry => tracing::warn!(
+                    %reference, %cause,
+                    "the outcome of an operation is unknown: the next retry runs it again"
+                ),
+                _ => tracing::warn!(
+                    %reference, %cause,
+                    "the outcome of an operation is unknown: find out what happened, then settle the key with `onetake keys`"
+                ),
+            }
         }
         (Transition::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
             engine.metrics.unknown.increment(1);

@@ -143,6 +143,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
         "Every policy in every state of a key, on PostgreSQL",
         "PostgreSQL",
     ),
+    program(
+        "onetake-client",
+        "client",
+        "The client for Rust: tower, reqwest, and services with axum",
+        "",
+    ),
     program("onetake-sim", "simulation", "The simulation: seeds that must pass", ""),
     program(
         "onetake-stores",

@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::{Failed, say};
 use crate::config;
+pub(crate) use client::is_loopback;
 use client::{AdminClient, RequestError};
 
 /// The states of a key.

@@ -120,6 +120,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     ),
     program(
         "onetake-cli",
+        "peers",
+        "`onetake probe` finds the known failures of idempotency middleware from package registries",
+        "asgi-idempotency-header, express-idempotency",
+    ),
+    program(
+        "onetake-cli",
         "spellings",
         "Spellings of a path that frameworks take for a route: nothing runs without its key",
         "Express, Flask, FastAPI, Django, nginx",

@@ -111,6 +111,12 @@ const FRAMEWORKS_FOR_PYTHON: &[&str] = &[
 /// A web framework for Node that runs behind the gateway.
 const FRAMEWORK_FOR_NODE: &str = "express@5.3.0";
 
+/// Idempotency middleware of other people, for `onetake probe`. It runs on the frameworks above.
+const PEERS_FOR_PYTHON: &[&str] = &["asgi-idempotency-header==0.2.0", "redis==8.1.0"];
+
+/// The same for Node.
+const PEER_FOR_NODE: &str = "express-idempotency@1.0.6";
+
 /// Installs missing programs.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
@@ -142,7 +148,14 @@ pub(crate) fn servers() -> Result<(), String> {
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
     fill(&tools.join("frameworks/python"), |folder| pip(folder, FRAMEWORKS_FOR_PYTHON))?;
     fill(&tools.join("stripe/node"), |folder| npm(folder, STRIPE_FOR_NODE))?;
-    fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))
+    fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))?;
+    fill(&tools.join("peers/python"), |folder| {
+        let mut pip = pip(folder, PEERS_FOR_PYTHON);
+        // Their dependencies are those of the frameworks.
+        pip.arg("--no-deps");
+        pip
+    })?;
+    fill(&tools.join("peers/node"), |folder| npm(folder, PEER_FOR_NODE))
 }
 
 /// Installs a package for Node.

@@ -3,9 +3,10 @@
 //! Exit codes:
 //!
 //! - 0: success.
-//! - 1: a failure at run time, or `doctor` found a broken setting.
+//! - 1: a failure at run time, `doctor` found a broken setting, or a check of `probe` failed.
 //! - 2: wrong usage or configuration.
-//! - 3: the store or a listener could not be opened, or the admin API could not be reached.
+//! - 3: the store or a listener could not be opened, or the admin API or the target of `probe` could
+//!   not be reached.
 //! - 4: the key does not exist, or is not in the expected state.
 
 use std::io::Write as _;
@@ -27,6 +28,7 @@ use crate::doctor::{self, Format};
 use crate::gateway::{self, Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
+use crate::probe::Probe;
 use crate::relay;
 use crate::stores::{self, MigrationNaming};
 use crate::traces::{self, Export};
@@ -80,6 +82,8 @@ enum Command {
     Keys(Keys),
     /// Deliver the messages of the outbox to NATS JetStream or to a webhook.
     Relay(relay::Arguments),
+    /// Check whether an HTTP API is idempotent: send requests, retries and malformed keys to it.
+    Probe(Box<Probe>),
     /// Check the store for settings that could lose or repeat operations.
     Doctor {
         #[command(flatten)]
@@ -185,6 +189,7 @@ pub fn main() -> ExitCode {
         Command::Migrate { store, .. } => store.migrate(),
         Command::Keys(keys) => run_keys(keys),
         Command::Relay(arguments) => arguments.run(),
+        Command::Probe(probe) => probe.run(),
         Command::Doctor { store, format } => store.doctor(format),
     }
 }

@@ -14,6 +14,7 @@ use onetake_core::Reference;
 
 use crate::cli::{Failed, say};
 use crate::config;
+pub(crate) use client::is_loopback;
 use client::{AdminClient, RequestError};
 
 /// The states of a key.

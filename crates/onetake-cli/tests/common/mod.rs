@@ -16,6 +16,7 @@ pub(crate) mod collector;
 pub(crate) mod forward_auth_service;
 #[cfg(feature = "otlp")]
 pub(crate) mod log_secrecy;
+pub(crate) mod probe;
 pub(crate) mod process;
 pub(crate) mod stolen_disk;
 

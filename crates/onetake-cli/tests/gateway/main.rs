@@ -16,6 +16,7 @@ mod log_secrecy;
 #[cfg(feature = "otlp")]
 mod opentelemetry_traces;
 mod payments_with_kills;
+mod probe;
 mod reconcile;
 mod secrets_at_rest;
 mod tenants;

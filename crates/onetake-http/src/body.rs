@@ -228,7 +228,8 @@ where
         match frame?.into_data() {
             Ok(data) => {
                 gathered.add(data);
-                if gathered.length() > max {
+                let rest = body.size_hint().lower();
+                if rest.saturating_add(gathered.length() as u64) > max as u64 {
                     return Ok(BodyRead::TooLarge { read: gathered.finish(), rest: body });
                 }
             }

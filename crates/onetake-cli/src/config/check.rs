@@ -7,7 +7,7 @@ use http::Uri;
 use http::uri::Scheme;
 use onetake_core::OnUnknown;
 use onetake_http::routes::{RoutePattern, never_reached};
-use onetake_http::{KeySource, Preset, Tenant};
+use onetake_http::{InFlight, KeySource, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
 use onetake_stores::StoreUrl;
 
@@ -21,6 +21,9 @@ use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig};
 
 /// Default folder of the journal, for outcomes that the store has not accepted at shutdown.
 const JOURNAL_FOLDER: &str = "onetake-journal";
+
+/// The upstream of every route if Envoy forwards. It is never connected to.
+const BY_ENVOY: &str = "http://envoy";
 
 /// The tree of the file, for positions of values, and the errors that were found.
 pub(super) struct Checks<'c, 'a> {
@@ -40,6 +43,28 @@ impl Checks<'_, '_> {
     /// Completes the configuration of a gateway.
     pub(super) fn config(&mut self, file: File) -> Option<Config> {
         let upstream = self.upstream(&file);
+        self.complete(file, upstream)
+    }
+
+    /// Completes the configuration of an external processor. Envoy forwards, so no upstream counts.
+    pub(super) fn ext_proc(&mut self, file: File) -> Option<Config> {
+        let config = self.complete(file, Some(Uri::from_static(BY_ENVOY)))?;
+        let routes = config.routes.iter().enumerate();
+        let routes = routes.map(|(index, route)| (format!("route[{index}]"), &route.settings));
+        for (path, settings) in routes.chain([("defaults".to_owned(), &config.defaults)]) {
+            if matches!(settings.policy.in_flight, InFlight::Async(_)) {
+                let fault = ValueError::new(
+                    "\"async\" cannot work behind Envoy, which breaks off a request once it is answered",
+                    "write in_flight = \"wait\" or \"reject\", or use the gateway for this route",
+                );
+                let field = format!("{path}.in_flight");
+                self.refuse(&field, &field, fault.showing(Some("\"async\"".to_owned())));
+            }
+        }
+        Some(config)
+    }
+
+    fn complete(&mut self, file: File, upstream: Option<Uri>) -> Option<Config> {
         if file.admin.listen == file.gateway.listen && file.admin.listen.port() != 0 {
             let fault = ValueError::new(
                 "the same address as gateway.listen",
@@ -85,6 +110,7 @@ impl Checks<'_, '_> {
             has_https_relay: file.relay.sink.as_ref().is_some_and(is_https),
             gateway: super::Gateway { upstream, ..file.gateway },
             admin,
+            ext_proc: file.ext_proc,
             store,
             sweep: file.sweep,
             secrets: file.secrets,

@@ -53,7 +53,7 @@ pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use sections::{
-    Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
+    Admin, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
 };
 pub use tenant::ForwardAuth;
 
@@ -79,6 +79,24 @@ pub fn load(
 ) -> Result<Config, ConfigError> {
     with_file(text, file_name, env, overrides, |file, checks| {
         let mut config = checks.config(file)?;
+        config.notes = explain::hidden_defaults(&config, checks.tree, checks.problems);
+        Some(config)
+    })
+}
+
+/// Like [`load`], for an external processor of Envoy: no upstream has to be named, because Envoy
+/// forwards.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_ext_proc(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Result<Config, ConfigError> {
+    with_file(text, file_name, env, overrides, |file, checks| {
+        let mut config = checks.ext_proc(file)?;
         config.notes = explain::hidden_defaults(&config, checks.tree, checks.problems);
         Some(config)
     })
@@ -202,33 +220,39 @@ pub fn schema() -> Json {
     schema
 }
 
-/// The purpose of a file: a gateway, a relay, or both.
+/// The purposes of a file: a gateway, a processor of Envoy, a relay, or several of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purposes {
     /// `onetake serve`
     pub gateway: bool,
+    /// `onetake ext-proc`
+    pub ext_proc: bool,
     /// `onetake relay`
     pub relay: bool,
 }
 
-/// Finds the purpose of a file by its sections. A file with `[relay]` is also for a gateway if it
-/// has a section that only a gateway needs.
+/// Finds the purposes of a file by its sections. A file with `[relay]` is also for a gateway if it
+/// has a section that only a gateway needs. Routes beside `[ext_proc]` are for Envoy alone, unless
+/// `[gateway]` has options.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
     let tree = tree::parse(text, &mut Problems::new(Some(text), "", &[]));
     let tree::TomlType::Table(sections) = &tree.kind else {
-        return Purposes { gateway: true, relay: false };
+        return Purposes { gateway: true, ext_proc: false, relay: false };
     };
+    let has = |name: &str| sections.iter().any(|section| section.name == name);
+    let (ext_proc, relay) = (has("ext_proc"), has("relay"));
     let is_gateways = |section: &tree::TomlField| match (section.name.as_str(), &section.value.kind)
     {
         // `upstream_tls` alone may be for the webhook of a relay.
         ("gateway", tree::TomlType::Table(fields)) => {
             fields.iter().any(|field| field.name != "upstream_tls")
         }
-        (name, _) => ["gateway", "defaults", "route"].contains(&name),
+        ("defaults" | "route", _) => !ext_proc,
+        (name, _) => name == "gateway",
     };
-    let relay = sections.iter().any(|section| section.name == "relay");
-    Purposes { gateway: !relay || sections.iter().any(is_gateways), relay }
+    let is_other = ext_proc || relay;
+    Purposes { gateway: !is_other || sections.iter().any(is_gateways), ext_proc, relay }
 }
 
 /// Values of flags. Each overrides the environment and the file.
@@ -253,6 +277,8 @@ pub struct Config {
     pub gateway: Gateway,
     /// `[admin]`: the listener for operators, probes and metrics.
     pub admin: Admin,
+    /// `[ext_proc]`: the listener for Envoy.
+    pub ext_proc: ExtProc,
     /// `[store]`: the store for records.
     pub store: StoreConfig,
     /// `[sweep]`: deletion of expired records.

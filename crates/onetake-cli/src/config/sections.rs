@@ -15,7 +15,7 @@ use onetake_stores::{ServerUrl, StoreUrl};
 use super::address::{parse_nats, parse_network, parse_service, parse_store};
 use super::error::{Problems, ValueError};
 use super::form::{
-    Form, boolean, duration, file, integer, list, listen, or_variable, secret, table, text,
+    Form, boolean, duration, file, integer, list, listen, or_variable, secret, size, table, text,
     upstream, words,
 };
 use super::policy::{PolicyOptions, RouteOptions, defaults};
@@ -37,6 +37,8 @@ table! {
         store: StoreOptions = table().or_empty(),
         /// The deletion of expired records.
         sweep: Sweep = table().or_empty(),
+        /// The listener for Envoy, for `onetake ext-proc`.
+        ext_proc: ExtProc = table().or_empty(),
         /// The delivery of the outbox, for `onetake relay`.
         relay: RelayOptions = table().or_empty(),
         /// Secrets of the operator. The first of each kind is used, and all are recognised.
@@ -224,6 +226,21 @@ table! {
         interval: Duration = duration("1s", "1d", "15m").or("\"15m\""),
         /// The most records that one step of a sweep deletes.
         batch: usize = integer(1, 100_000).or("5000"),
+    }
+}
+
+table! {
+    /// `[ext_proc]`
+    pub struct ExtProc [Clone, Debug, PartialEq, Eq] ("[ext_proc]", "[ext_proc]") {
+        /// The IP address and port where Envoy connects.
+        ///
+        /// **Warning:** every program that can connect here can act as Envoy, and name any tenant.
+        listen: SocketAddr = listen().or("\"127.0.0.1:9002\""),
+        /// The largest message of Envoy. A message holds a body, up to the size of Envoy's buffer.
+        max_message: usize = size().or("\"16MiB\""),
+        /// PEM files: the server's certificate, followed by those that signed it, and its private
+        /// key. Envoy then connects with TLS only.
+        tls: Option<Identity> = table().optional().else_says("none: Envoy connects without TLS"),
     }
 }
 

@@ -29,6 +29,7 @@ use onetake_http::{
 use super::client_ip::client_of;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
+use super::server::Answer;
 use crate::traces::Parent;
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -40,7 +41,7 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const X_FORWARDED: &str = "x-forwarded-";
 
 /// Headers that upstreams trust. Only the gateway may set them.
-const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
+pub(super) const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
 
 /// The body of a response: that of the layer, or one of the edge itself.
 pub(super) type AnyBody = Either<ResponseBody<proxy::Body>, Full<Bytes>>;
@@ -60,9 +61,12 @@ impl Edge {
     pub(super) fn new(inner: Onetake<Proxy>, plans: Arc<Plans>, clock: Arc<dyn Clock>) -> Self {
         Self { inner, plans, clock }
     }
+}
 
-    /// Handles one request of a peer.
-    pub(super) fn answer(
+impl Answer for Edge {
+    type Body = AnyBody;
+
+    fn answer(
         self: &Arc<Self>,
         peer: SocketAddr,
         place: ConnectionPermit,
@@ -95,7 +99,12 @@ impl Edge {
 
 /// Logs one line per request. Of the client's input it holds only the method, if that is a standard
 /// one.
-fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time::Duration) {
+pub(super) fn log<B>(
+    method: &Method,
+    plan: &Plan,
+    response: &Response<B>,
+    took: std::time::Duration,
+) {
     let headers = response.headers();
     // On a request without a key, the upstream can set this header to anything.
     let reference = || {
@@ -151,7 +160,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
 
 /// Removes headers that differ from a protected one only by `_` for `-`. Many servers read
 /// `X_Account` as `X-Account`, so a client must not set either.
-fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
+pub(super) fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
     let is_one = |name: &&HeaderName| {
         let text = name.as_str();
         let is_alike = |known: &str| known != text && is_alike(known, text);
@@ -172,7 +181,7 @@ fn is_alike(one: &str, other: &str) -> bool {
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
 
-fn refused(what: &str) -> Problem {
+pub(super) fn refused(what: &str) -> Problem {
     Problem::new(Code::RequestRefused, format!("{what} Nothing was forwarded."))
 }
 

@@ -11,6 +11,8 @@ mod admin;
 mod client_ip;
 mod cores;
 mod edge;
+#[cfg(feature = "ext-proc")]
+mod ext_proc;
 mod forward_auth;
 mod jwks;
 mod plan;
@@ -122,18 +124,50 @@ impl Gateway {
         config: Config,
         decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
     ) -> Result<Self, StartError> {
+        Self::start_as(Front::Proxy, config, decorate).await
+    }
+
+    /// Starts it as an external processor of Envoy, on a decorator of the store. Envoy takes the
+    /// place of the proxy.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    #[cfg(feature = "ext-proc")]
+    pub async fn start_ext_proc(
+        config: Config,
+        decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
+    ) -> Result<Self, StartError> {
+        Self::start_as(Front::Envoy, config, decorate).await
+    }
+
+    async fn start_as(
+        front: Front,
+        config: Config,
+        decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
+    ) -> Result<Self, StartError> {
         let metrics = metrics_handle();
         for warning in config.warnings() {
             tracing::warn!("{warning}");
         }
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let tls = config.gateway.tls.clone();
+        let tls = match front {
+            Front::Proxy => config.gateway.tls.clone(),
+            #[cfg(feature = "ext-proc")]
+            Front::Envoy => config.ext_proc.tls.clone(),
+        };
         let tls = tls.map(|identity| Acceptor::new(identity, Arc::clone(&clock))).transpose()?;
         let connector = Connector::new(config.upstream_tls().cloned(), Arc::clone(&clock))?;
         let admin = listen(config.admin.listen, "admin.listen", "--admin-listen").await?;
         let admin_address = local(&admin, config.admin.listen);
-        let listener = listen(config.gateway.listen, "gateway.listen", "--listen").await?;
-        let address = local(&listener, config.gateway.listen);
+        let (asked, field, flag) = match front {
+            Front::Proxy => (config.gateway.listen, "gateway.listen", "--listen"),
+            #[cfg(feature = "ext-proc")]
+            Front::Envoy => {
+                (config.ext_proc.listen, "ext_proc.listen", "ONETAKE__EXT_PROC__LISTEN")
+            }
+        };
+        let listener = listen(asked, field, flag).await?;
+        let address = local(&listener, asked);
         let OpenStore { store, interrupted, limits, reap_interval, journal } =
             stores::open(&config.store).await?;
         let store = decorate(store);
@@ -179,13 +213,23 @@ impl Gateway {
         }
         let layer = layer.build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
-        let edge = |_| {
-            let inner = layer.layer(Proxy::new(connector.clone()));
-            Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(engine.clock())))
-        };
-        let edges = (0..cores.count()).map(edge).collect();
         let clock = Arc::clone(engine.clock());
-        let server = Server::start(listener, tls, (Arc::clone(&cores), edges), clock);
+        let server = match front {
+            Front::Proxy => {
+                let edge = |_| {
+                    let inner = layer.layer(Proxy::new(connector.clone()));
+                    Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
+                };
+                let edges = (0..cores.count()).map(edge).collect();
+                Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
+            }
+            #[cfg(feature = "ext-proc")]
+            Front::Envoy => {
+                let edge = ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc);
+                let edges = vec![Arc::new(edge); cores.count()];
+                Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
+            }
+        };
         Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
     }
 
@@ -229,6 +273,16 @@ impl Gateway {
         end(self.cores).await;
         Ok(quiet && drained?)
     }
+}
+
+/// The side of the layer that clients are on, and the service behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Front {
+    /// Clients connect here, and requests are forwarded from here.
+    Proxy,
+    /// Clients connect to Envoy, which also forwards.
+    #[cfg(feature = "ext-proc")]
+    Envoy,
 }
 
 /// Ends the threads of the cores, without blocking this one.

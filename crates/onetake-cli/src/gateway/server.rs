@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use http::Request;
-use hyper::body::Incoming;
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -23,9 +25,10 @@ use tokio_util::task::TaskTracker;
 
 use onetake_core::Clock;
 use onetake_core::clock::micros;
+use onetake_http::BoxError;
 
 use super::cores::Cores;
-use super::edge::{ConnectionPermit, Edge};
+use super::edge::ConnectionPermit;
 use super::tls::Acceptor;
 
 /// Maximum number of connections. More wait in the operating system's queue.
@@ -43,6 +46,20 @@ const STREAMS_MAX: u32 = 256;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// A service that answers the requests of connections.
+pub(super) trait Answer: Send + Sync + 'static {
+    /// The body of a response.
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
+
+    /// Handles one request of a peer.
+    fn answer(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        place: ConnectionPermit,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Response<Self::Body>>;
+}
+
 /// The listener and its connections.
 #[derive(Debug)]
 pub(super) struct Server {
@@ -54,12 +71,12 @@ pub(super) struct Server {
 }
 
 /// The parts of the server that accept connections.
-struct Accepting {
+struct Accepting<E> {
     listener: TcpListener,
     tls: Option<Acceptor>,
     /// The cores, and the gateway of each.
     cores: Arc<Cores>,
-    edges: Vec<Arc<Edge>>,
+    edges: Vec<Arc<E>>,
     stop: CancellationToken,
     stopping: Arc<AtomicBool>,
     connections: TaskTracker,
@@ -69,10 +86,10 @@ struct Accepting {
 impl Server {
     /// Serves client connections on the cores, over TLS if there is an acceptor. There is one edge
     /// for each core.
-    pub(super) fn start(
+    pub(super) fn start<E: Answer>(
         listener: TcpListener,
         tls: Option<Acceptor>,
-        (cores, edges): (Arc<Cores>, Vec<Arc<Edge>>),
+        (cores, edges): (Arc<Cores>, Vec<Arc<E>>),
         clock: Arc<dyn Clock>,
     ) -> Self {
         let server = Self {
@@ -108,7 +125,7 @@ impl Server {
     }
 }
 
-impl Accepting {
+impl<E: Answer> Accepting<E> {
     async fn run(self) {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -156,8 +173,8 @@ impl Accepting {
 }
 
 /// One client's connection.
-struct ClientConnection {
-    edge: Arc<Edge>,
+struct ClientConnection<E> {
+    edge: Arc<E>,
     peer: SocketAddr,
     stop: CancellationToken,
     /// True before `stop` is cancelled.
@@ -173,7 +190,7 @@ struct Activity {
     last: AtomicU64,
 }
 
-impl ClientConnection {
+impl<E: Answer> ClientConnection<E> {
     async fn open(self, stream: TcpStream, tls: Option<Acceptor>) {
         let _best_effort = stream.set_nodelay(true);
         let Some(tls) = tls else {

@@ -44,6 +44,10 @@ async fn on_a_redis_cluster() {
 async fn on_dynamodb() {
     let server = Dynamo::start().await;
     // An item has at most 400 KB, including headers. DynamoDB has no clock.
-    let can = Capabilities { body_bytes_max: 380_000, expiry_margin: Duration::from_secs(600) };
+    let can = Capabilities {
+        body_bytes_max: 380_000,
+        expiry_margin: Duration::from_secs(600),
+        ..Capabilities::default()
+    };
     run_with(&migrated(server.table()).await, "", can).await;
 }

@@ -28,7 +28,8 @@ pub use files::TlsFailed;
 
 /// Checks the files that a gateway with this configuration would read.
 pub(super) fn check(config: &Config, clock: &dyn Clock) -> Vec<TlsFailed> {
-    let clients = config.gateway.tls.iter().map(|identity| Acceptor::check(identity, clock));
+    let clients = config.gateway.tls.iter().chain(&config.ext_proc.tls);
+    let clients = clients.map(|identity| Acceptor::check(identity, clock));
     let upstreams = config.upstream_tls().into_iter().map(|tls| Connector::check(tls, clock));
     clients.chain(upstreams).filter_map(Result::err).collect()
 }

@@ -1,0 +1,148 @@
+//! The gateway as an external processor of Envoy: plans, and the same layer around a service that
+//! lets Envoy forward.
+//!
+//! Envoy is trusted: headers that name tenants count, because filters of Envoy set them. Envoy has
+//! checked hosts, lengths and encodings, and sets the forwarding headers.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use onetake_core::Clock;
+use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
+use onetake_http::routes::has_dot_segment;
+use onetake_http::{
+    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ResponseBody,
+};
+use tower::Layer;
+use tower_service::Service;
+
+use super::client_ip::client_of;
+use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
+use super::plan::{Plan, Plans, Refused};
+use super::server::Answer;
+use crate::config::ExtProc;
+use crate::traces::Parent;
+
+/// The body of a response: that of the layer, or one of the edge itself.
+type AnyBody = Either<ResponseBody<EnvoyBody>, Full<Bytes>>;
+
+/// The whole processor as one service.
+pub(super) struct EnvoyEdge(Processor<Admission>);
+
+impl EnvoyEdge {
+    pub(super) fn new(
+        layer: &OnetakeLayer,
+        plans: &Arc<Plans>,
+        clock: &Arc<dyn Clock>,
+        config: &ExtProc,
+    ) -> Self {
+        let inner = layer.layer(Forward::new());
+        let (plans, clock) = (Arc::clone(plans), Arc::clone(clock));
+        Self(Processor::new(Admission { inner, plans, clock }, config.max_message))
+    }
+}
+
+impl Answer for EnvoyEdge {
+    type Body = tonic::body::Body;
+
+    fn answer(
+        self: &Arc<Self>,
+        _: SocketAddr,
+        _: ConnectionPermit,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Response<Self::Body>> {
+        let edge = Arc::clone(self);
+        Box::pin(async move { edge.0.answer(request).await })
+    }
+}
+
+/// The service that finds the plan of a request.
+#[derive(Clone)]
+struct Admission {
+    inner: Onetake<Forward>,
+    plans: Arc<Plans>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Service<Request<EnvoyBody>> for Admission {
+    type Response = Response<AnyBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<EnvoyBody>) -> Self::Future {
+        let Self { mut inner, plans, clock } = self.clone();
+        Box::pin(async move {
+            let from = clock.monotonic();
+            let (mut parts, body) = request.into_parts();
+            let plan = match admit(&plans, &mut parts) {
+                Ok(plan) => plan,
+                Err(problem) => {
+                    let response = plans.answers.tell(problem, None);
+                    return Ok(response.map(|body| Either::Right(Full::new(body))));
+                }
+            };
+            let method = parts.method.clone();
+            parts.extensions.insert(Arc::clone(&plan));
+            parts.extensions.insert(plan.answers);
+            // Envoy makes the spans of its own calls, so the headers stay as they are.
+            let parent = Parent::take(&mut parts.headers.clone());
+            let request = Request::from_parts(parts, body);
+            let response = parent.around(|| inner.call(request)).await?;
+            if response.extensions().get::<PassedOn>().is_none() {
+                log(&method, &plan, &response, clock.monotonic() - from);
+            }
+            Ok(response.map(Either::Left))
+        })
+    }
+}
+
+/// Checks and prepares the head of a request.
+fn admit(plans: &Plans, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
+    if has_dot_segment(parts.uri.path()) {
+        return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
+    }
+    let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
+    if plan.policy.as_ref().is_some_and(|policy| is_keyed_grpc(policy, parts)) {
+        return Err(refused(
+            "A gRPC call with an idempotency key cannot be answered through Envoy's external processing.",
+        ));
+    }
+    for name in BELIEVED {
+        parts.headers.remove(name);
+    }
+    lookalikes(plans, &mut parts.headers);
+    if plans.tells_addresses
+        && let Some(SourceAddress(source)) = parts.extensions.get().copied()
+        && let Some(client) = client_of(source, &parts.headers, |address| plans.trusts(address))
+    {
+        parts.extensions.insert(ClientIp(client));
+    }
+    Ok(plan)
+}
+
+/// True if a gRPC call may be keyed. Envoy cannot replay a gRPC response: it makes its own status
+/// and message of every answer to a gRPC call that does not come from the upstream.
+fn is_keyed_grpc(policy: &Policy, parts: &Parts) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
+    let is_grpc = content_type.is_some_and(|text| text.starts_with(b"application/grpc"));
+    let may_have_key = match policy.key.source {
+        KeySource::Header | KeySource::Issued => ["idempotency-key", "x-idempotency-key"]
+            .iter()
+            .any(|name| parts.headers.contains_key(*name)),
+        _ => true,
+    };
+    is_grpc && policy.is_keyed(&parts.method) && may_have_key
+}

@@ -27,7 +27,7 @@ use crate::policy::InFlight;
 use crate::problem::from_engine::overloaded;
 use crate::problem::{Code, Problem};
 use crate::respond::Refusal;
-use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+use crate::service::ATTEMPT_HEADERS;
 
 /// The shortest lease that a deadline leads to. A shorter lease would be renewed all the time.
 const LEASE_MIN: Duration = Duration::from_millis(100);
@@ -217,7 +217,7 @@ pub(crate) fn incomplete(what: &str) -> Problem {
 ///
 /// A request that runs without an attempt must not carry the headers of one.
 pub(crate) fn remove_attempt(parts: &mut Parts) {
-    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
+    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE].into_iter().chain(ATTEMPT_HEADERS) {
         parts.headers.remove(name);
     }
 }

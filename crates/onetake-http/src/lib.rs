@@ -61,7 +61,7 @@ pub use policy::{
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
 pub use routes::{AmbiguousRequest, PathCase, RouteTable, Routes, TrailingSlash};
 pub use secrets::Secrets;
-pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
+pub use service::{ATTEMPT_HEADERS, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
 #[cfg(feature = "jwt")]
 pub use tenant::jwt::{Jwt, JwtKey, JwtKeySet};

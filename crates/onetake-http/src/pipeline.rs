@@ -34,7 +34,7 @@ use crate::key;
 use crate::layer::LayerState;
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
-use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+use crate::service::ATTEMPT_HEADERS;
 use crate::trace::Trace;
 
 /// The next step of a request that is not refused.
@@ -91,8 +91,9 @@ where
     let Some(head) = Head::read(shared, &parts, trace).await? else {
         if !is_inside(&parts) {
             // There is no attempt. The inner service must not take a client's headers for one.
-            parts.headers.remove(IDEMPOTENCY_FENCE);
-            parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
+            for name in ATTEMPT_HEADERS {
+                parts.headers.remove(name);
+            }
         }
         let body = RequestBody::untouched(body, ExactEnd::applies(&parts));
         return Ok(NextStep::PassOn(parts, body, None));

@@ -280,6 +280,8 @@ impl InnerCall {
         }
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
+        // The service can log the name that clients and operators know.
+        insert(headers, IDEMPOTENCY_REFERENCE, &lease.as_attempt().id.reference().to_string());
         let time_left = match head.deadline {
             Some(_) if head.is_async() => {
                 deadline::remove(headers);

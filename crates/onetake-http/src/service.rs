@@ -16,6 +16,7 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::endpoints::Endpoint;
 use crate::layer::LayerState;
 use crate::pipeline;
+use crate::problem::IDEMPOTENCY_REFERENCE;
 use crate::trace::Trace;
 
 /// The request header with the attempt's fence, a number that rises with every attempt of a record.
@@ -23,6 +24,11 @@ pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-f
 /// The request header with the derived key, for the inner service's own calls. It is the same in
 /// every attempt, and never taken from a client.
 pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempotency-derived-key");
+
+/// The request headers that describe an attempt. The inner service trusts them, so they are removed
+/// from every request of a client.
+pub const ATTEMPT_HEADERS: [HeaderName; 3] =
+    [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_REFERENCE];
 
 /// A service that runs each operation once, and answers its retries with the recorded outcome.
 #[derive(Clone)]

@@ -22,8 +22,7 @@ use onetake_http::body::ExactEnd;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem,
-    ResponseBody, method_word,
+    ATTEMPT_HEADERS, AmbiguousRequest, ClientIp, Code, Onetake, Problem, ResponseBody, method_word,
 };
 
 use super::client_ip::client_of;
@@ -41,7 +40,7 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const X_FORWARDED: &str = "x-forwarded-";
 
 /// Headers that upstreams trust. Only the gateway may set them.
-pub(super) const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
+pub(super) const BELIEVED: [HeaderName; 3] = ATTEMPT_HEADERS;
 
 /// The body of a response: that of the layer, or one of the edge itself.
 pub(super) type AnyBody = Either<ResponseBody<proxy::Body>, Full<Bytes>>;

@@ -365,11 +365,13 @@ async fn a_request_without_a_key_cannot_name_an_attempt_either() {
     let router = api.router(Policy::new());
     let forged = with(request("/charges", ""), "idempotency-derived-key", "somebody-else's");
     let forged = with(forged, "idempotency-fence", "99999999999999999");
+    let forged = with(forged, "idempotency-reference", "9B5H-6U57-LCAG");
     let answered = send(&router, forged).await;
     assert_eq!(answered.status, 201);
     let seen = api.seen.lock().unwrap().clone();
     assert!(!seen.contains_key("idempotency-derived-key"), "never taken from a client");
     assert!(!seen.contains_key("idempotency-fence"));
+    assert!(!seen.contains_key("idempotency-reference"));
     assert!(!answered.headers.contains_key("onetake-outcome"), "never passed on");
 }
 
@@ -386,6 +388,7 @@ async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     assert!(!answered.headers.contains_key("onetake-outcome"));
     let seen = api.seen.lock().unwrap().clone();
     assert!(seen.contains_key("idempotency-derived-key") && seen.contains_key("idempotency-fence"));
+    assert_eq!(seen.get("idempotency-reference"), answered.headers.get("idempotency-reference"));
 }
 
 /// A layer around all routes, and another around one of them. The two must not block each other.

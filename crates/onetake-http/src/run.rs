@@ -422,10 +422,10 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let (parts, body) = response.into_parts();
-        // The handler answered with success and did not use its transaction. If the body ends
-        // early, the attempt may have had its effect.
+        // The handler answered with success without a transaction. If the body ends early, the
+        // attempt may have had its effect.
         let transaction = match self.transaction {
-            Some(Evidence::Unused) if parts.status.is_success() => Some(Evidence::NeverTaken),
+            Some(Evidence::NotBegun) if parts.status.is_success() => Some(Evidence::Unused),
             other => other,
         };
         let max = (!is_stream(&parts.headers)).then_some(self.policy.max_response_body);

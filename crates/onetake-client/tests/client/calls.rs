@@ -188,6 +188,7 @@ async fn a_poll_has_neither_key_nor_body() {
         let server = server.await;
         let request = Request::post(format!("{}/charges", server.url()));
         let request = request.header("content-type", "text/plain").header("x-tenant", "acme");
+        let request = request.header("idempotency-key", "order-2041-checkout");
         let response = library.send(&fast().build(), request.body("abc").unwrap()).await.unwrap();
         assert_eq!((response.status().as_u16(), &response.body()[..]), (201, &b"done"[..]));
         let poll = &server.received()[1];

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use onetake_core::{Clock, ErrorChain, SystemClock};
+use onetake_core::{Clock, ErrorChain, StoreError, SystemClock};
 use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -30,9 +30,6 @@ use crate::logs::{self, LogFormat};
 use crate::relay;
 use crate::stores::{self, MigrationNaming};
 use crate::traces::{self, Export};
-
-/// Default of `--drain-seconds`.
-const DRAIN_SECONDS: u64 = 60;
 
 /// Makes any HTTP API safe to retry: one key, one run, one recorded outcome.
 #[derive(Debug, Parser)]
@@ -121,9 +118,10 @@ struct Serve {
     /// The log format.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// On shutdown, how many seconds to wait for running operations.
-    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS)]
-    drain_seconds: u64,
+    /// On shutdown, how many seconds to wait for running requests, in place of
+    /// gateway.shutdown_limit.
+    #[arg(long, value_name = "SECONDS")]
+    drain_seconds: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -322,10 +320,13 @@ impl Serve {
             store: self.store,
             sink: None,
         };
-        let config = match load(self.config.as_deref(), overrides) {
+        let mut config = match load(self.config.as_deref(), overrides) {
             Ok(config) => config,
             Err(failed) => return failed.into(),
         };
+        if let Some(seconds) = self.drain_seconds {
+            config.gateway.shutdown_limit = Duration::from_secs(seconds);
+        }
         let runtime = match runtime() {
             Ok(runtime) => runtime,
             Err(failed) => return failed.into(),
@@ -333,7 +334,7 @@ impl Serve {
         let served = runtime.block_on(async {
             let clock: Arc<dyn Clock> = Arc::new(SystemClock);
             export.start(&clock).map_err(|error| Failed(error, 2))?;
-            let served = serve(config, Duration::from_secs(self.drain_seconds), &export).await;
+            let served = serve(config, &clock, &export).await;
             // After a failure or a second signal, the process ends without waiting for the last
             // spans.
             if served.is_ok() {
@@ -398,7 +399,8 @@ fn run_sample_api(listen: SocketAddr) -> ExitCode {
     served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
 }
 
-async fn serve(config: Config, patience: Duration, export: &Export) -> Result<(), Failed> {
+async fn serve(config: Config, clock: &Arc<dyn Clock>, export: &Export) -> Result<(), Failed> {
+    let (delay, limit) = (config.gateway.shutdown_delay, config.gateway.shutdown_limit);
     let upstream = config.gateway.upstream.as_ref().map_or("by route".into(), ToString::to_string);
     let store = config.store.url.to_string();
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
@@ -416,19 +418,25 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     );
     let stop = tokio::select! {
         signal = stop_signal() => signal,
-        error = gateway.fatal() => {
-            // The state on disk is uncertain now. Only a restart may read it; this process must not
-            // go on.
-            gateway.abort().await;
-            return Err(Failed(format!("the store failed and must not be used any more: {}", ErrorChain(&error)), 1));
-        }
+        error = gateway.fatal() => return Err(abort(gateway, &error).await),
     };
-    tracing::info!(signal = stop, "draining: no new connections are accepted");
+    gateway.leave();
+    tracing::info!(
+        signal = stop, delay = ?delay,
+        "leaving: not ready any more, and clients are asked to close their connections"
+    );
+    tokio::select! {
+        biased;
+        () = clock.sleep(delay) => {}
+        signal = stop_signal() => tracing::info!(signal, "a second signal ends the delay"),
+        error = gateway.fatal() => return Err(abort(gateway, &error).await),
+    }
+    tracing::info!(limit = ?limit, "draining: no new connections are accepted");
     let drained = tokio::select! {
         biased;
-        drained = gateway.shutdown(patience) => drained,
+        drained = gateway.shutdown(limit) => drained,
         signal = stop_signal() => {
-            return Err(Failed(format!("stopped immediately by a second {signal}"), 1));
+            return Err(Failed(format!("stopped immediately by another {signal}"), 1));
         }
     };
     match drained {
@@ -444,6 +452,13 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Ends the gateway after a failure of the store. The state on disk is uncertain. Only a restart may
+/// read it; this process must not go on.
+async fn abort(gateway: Gateway, error: &StoreError) -> Failed {
+    gateway.abort().await;
+    Failed(format!("the store failed and must not be used any more: {}", ErrorChain(error)), 1)
 }
 
 /// Waits for SIGTERM or SIGINT, and returns its name.

@@ -7,20 +7,27 @@
 //!            → proxy (pooled connections to the upstream)
 //! ```
 
+mod activity;
 mod admin;
+mod client_connection;
 mod client_ip;
+mod client_stream;
 mod cores;
 mod edge;
 mod forward_auth;
 mod jwks;
+mod phase;
 mod plan;
 mod proxy;
 mod readiness;
 mod reconcile;
+mod request_heads;
 mod secrets;
 mod server;
 mod tenants;
+mod timeouts;
 mod tls;
+mod trailer_names;
 mod upstream;
 
 use std::io;
@@ -184,8 +191,9 @@ impl Gateway {
             Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(engine.clock())))
         };
         let edges = (0..cores.count()).map(edge).collect();
-        let clock = Arc::clone(engine.clock());
-        let server = Server::start(listener, tls, (Arc::clone(&cores), edges), clock);
+        let (clock, keep_alive) = (Arc::clone(engine.clock()), config.gateway.keep_alive);
+        let cores_and_edges = (Arc::clone(&cores), edges);
+        let server = Server::start(listener, tls, cores_and_edges, keep_alive, clock);
         Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
     }
 
@@ -213,14 +221,21 @@ impl Gateway {
         self.engine.abort().await;
     }
 
+    /// Announces the end, and goes on serving: `/readyz` answers 503, so that load balancers stop
+    /// sending traffic, HTTP/1.1 responses say `Connection: close`, and HTTP/2 connections send
+    /// GOAWAY with their next response. Call [`shutdown`](Self::shutdown) some seconds later.
+    pub fn leave(&self) {
+        self.draining.cancel();
+        self.server.leave();
+    }
+
     /// Stops listening, lets connections and operations finish for at most `patience`, and closes
     /// the store. Returns true if everything finished in time.
     ///
     /// # Errors
     /// If the store could not be closed.
     pub async fn shutdown(self, patience: Duration) -> Result<bool, StoreError> {
-        // Readiness turns to 503 first, so that load balancers stop sending traffic.
-        self.draining.cancel();
+        self.leave();
         let began = self.engine.clock().monotonic();
         let quiet = self.server.shutdown(patience).await;
         let left = patience.saturating_sub(self.engine.clock().monotonic() - began);

@@ -14,6 +14,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("go", "/usr/bin", "golang-go"),
     ("chromium", "/usr/bin", "chromium"),
     ("nginx", "/usr/sbin", "nginx-light"),
+    ("haproxy", "/usr/sbin", "haproxy"),
 ];
 
 /// A DynamoDB server for local use.

@@ -126,6 +126,13 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     ),
     program(
         "onetake-cli",
+        "edge",
+        "The gateway with real clients and load balancers: rolling restarts under load, responses \
+         that are sent before an upload has ended",
+        "PostgreSQL, nginx, HAProxy, Python, Node",
+    ),
+    program(
+        "onetake-cli",
         "spellings",
         "Spellings of a path that frameworks take for a route: nothing runs without its key",
         "Express, Flask, FastAPI, Django, nginx",

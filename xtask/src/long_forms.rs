@@ -13,6 +13,7 @@ cargo xtask coverage    measure how much of the engine the simulation alone cove
 cargo xtask model       visit every state of the larger models
 cargo xtask histories   check histories of concurrent clients on real servers: [SECONDS] [CYCLES]
 cargo xtask differential  compare every store with `decide` by random steps: [STEPS] [SEED]
+cargo xtask rolling-restart  restart gateways behind nginx and HAProxy, under load: [RESTARTS]
 cargo xtask power-loss  lose power at every moment, flip bits, kill the store again and again: [CYCLES]";
 
 /// Runs the simulator with the arguments of the command line.
@@ -47,6 +48,16 @@ pub(crate) fn differential(arguments: &[String]) -> Result<(), String> {
     command.args(["--", "--nocapture", "--test-threads", "2"]);
     command.env("ONETAKE_STEPS", steps.to_string());
     run(command.env("ONETAKE_SEED", seed.to_string()))
+}
+
+/// Restarts two gateways in turn, behind nginx and behind HAProxy, while clients send requests.
+pub(crate) fn rolling_restart(arguments: &[String]) -> Result<(), String> {
+    crate::install::servers()?;
+    let restarts = number(arguments, 0, 10)?;
+    let mut command = cargo();
+    command.args(["test", "--package", "onetake-cli", "--all-features", "--test", "edge"]);
+    command.args(["--", "--nocapture", "rolling_restart"]);
+    run(command.env("ONETAKE_ROLLING_RESTARTS", restarts.to_string()))
 }
 
 /// Rebuilds folders for every moment of a power loss, and kills the embedded store many times.

@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
-use http::{HeaderMap, Version};
+use http::{Extensions, HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -32,11 +32,21 @@ impl ExactEnd {
     }
 }
 
+/// The trailers of a keyed request, kept in its extensions until its body is made again.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestTrailers(pub(crate) HeaderMap);
+
+impl RequestTrailers {
+    pub(crate) fn take(extensions: &mut Extensions) -> Option<HeaderMap> {
+        extensions.remove::<Self>().map(|trailers| trailers.0)
+    }
+}
+
 pin_project! {
     /// The body of a request to the inner service.
     ///
     /// For a request without a key it is the original body. For a keyed request it is the data that
-    /// the layer has read.
+    /// the layer has read, and its trailers.
     pub struct RequestBody<B> {
         #[pin]
         kind: RequestKind<B>,
@@ -47,7 +57,7 @@ pin_project! {
     #[project = RequestProjection]
     enum RequestKind<B> {
         Untouched { #[pin] body: B, ends_exactly: bool },
-        Read { data: Option<Bytes> },
+        Read { data: Option<Bytes>, trailers: Option<HeaderMap> },
     }
 }
 
@@ -57,8 +67,9 @@ impl<B> RequestBody<B> {
         Self { kind: RequestKind::Untouched { body, ends_exactly } }
     }
 
-    pub(crate) fn read(data: Bytes) -> Self {
-        Self { kind: RequestKind::Read { data: Some(data).filter(|data| !data.is_empty()) } }
+    pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        let data = Some(data).filter(|data| !data.is_empty());
+        Self { kind: RequestKind::Read { data, trailers } }
     }
 }
 
@@ -80,8 +91,10 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
                     frame => Poll::Ready(frame),
                 }
             }
-            RequestProjection::Read { data } => {
-                Poll::Ready(data.take().map(|data| Ok(Frame::data(data))))
+            RequestProjection::Read { data, trailers } => {
+                let frame = data.take().map(Frame::data);
+                let frame = frame.or_else(|| trailers.take().map(Frame::trailers));
+                Poll::Ready(frame.map(Ok))
             }
         }
     }
@@ -89,20 +102,25 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             RequestKind::Untouched { body, .. } => body.is_end_stream(),
-            RequestKind::Read { data } => data.is_none(),
+            RequestKind::Read { data, trailers } => data.is_none() && trailers.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             RequestKind::Untouched { body, .. } => body.size_hint(),
-            RequestKind::Read { data } => exact(data.as_ref()),
+            RequestKind::Read { data, trailers } => size(data.as_ref(), trailers.as_ref()),
         }
     }
 }
 
-fn exact(data: Option<&Bytes>) -> SizeHint {
-    SizeHint::with_exact(data.map_or(0, |data| data.len() as u64))
+/// The size of a body. It is not exact if there are trailers: in HTTP/1.1 they can follow only a
+/// body without a length.
+fn size(data: Option<&Bytes>, trailers: Option<&HeaderMap>) -> SizeHint {
+    match trailers {
+        None => SizeHint::with_exact(data.map_or(0, |data| data.len() as u64)),
+        Some(_) => SizeHint::default(),
+    }
 }
 
 impl<B> std::fmt::Debug for RequestBody<B> {
@@ -185,7 +203,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             ResponseKind::Untouched { body } => body.size_hint(),
-            ResponseKind::Whole { data, .. } => exact(data.as_ref()),
+            ResponseKind::Whole { data, trailers } => size(data.as_ref(), trailers.as_ref()),
             // Not computed: it would be the size of `read` plus what is left of the inner body.
             ResponseKind::Rest { .. } => SizeHint::default(),
         }
@@ -281,12 +299,17 @@ mod tests {
     async fn a_request_knows_its_size_and_its_end() {
         let untouched = RequestBody::untouched(full("four"), true);
         assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
-        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"));
+        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"), None);
         assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(4), false));
         let frame = read.frame().await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap(), "four");
         assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(0), true));
         assert_eq!(format!("{read:?}"), "RequestBody");
+        let trailers = Some(HeaderMap::new());
+        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"), trailers);
+        assert_eq!(read.size_hint().exact(), None);
+        assert!(read.frame().await.unwrap().unwrap().is_data() && !read.is_end_stream());
+        assert!(read.frame().await.unwrap().unwrap().is_trailers() && read.is_end_stream());
     }
 
     /// A body that ends without an end, as hyper's does after a reset with NO_ERROR.
@@ -320,7 +343,7 @@ mod tests {
         assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
         let mut whole =
             ResponseBody::<Full<Bytes>>::whole(Bytes::from_static(b"four"), Some(HeaderMap::new()));
-        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (Some(4), false));
+        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (None, false));
         assert!(whole.frame().await.unwrap().unwrap().is_data());
         assert!(!whole.is_end_stream(), "there are trailers");
         assert!(whole.frame().await.unwrap().unwrap().is_trailers());

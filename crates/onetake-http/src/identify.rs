@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http_body::Body;
@@ -15,7 +16,7 @@ use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
-use crate::body::{self, BodyRead, ExactEnd, RequestBody};
+use crate::body::{self, BodyRead, ExactEnd, RequestBody, RequestTrailers};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
@@ -68,7 +69,7 @@ impl Head {
     pub(crate) async fn receive<Req>(
         self: Box<Self>,
         shared: &LayerState,
-        parts: Box<Parts>,
+        mut parts: Box<Parts>,
         body: Req,
     ) -> Result<Received, Refusal>
     where
@@ -77,11 +78,14 @@ impl Head {
         let place = Arc::clone(&shared.bodies).try_acquire_owned();
         let place = place.map_err(|_| self.refused(overloaded()))?;
         let ends_exactly = ExactEnd::applies(&parts);
-        let data = self
+        let (data, trailers) = self
             .read_body(shared, body, ends_exactly)
             .await
             .map_err(|problem| self.refused(problem))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
+        if let Some(trailers) = trailers {
+            parts.extensions.insert(RequestTrailers(trailers));
+        }
         let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
         Ok(Received { head: self, parts, payload, place })
     }
@@ -91,7 +95,7 @@ impl Head {
         shared: &LayerState,
         body: Req,
         ends_exactly: bool,
-    ) -> Result<Bytes, Problem>
+    ) -> Result<(Bytes, Option<HeaderMap>), Problem>
     where
         Req: Body<Data = Bytes>,
     {
@@ -109,7 +113,7 @@ impl Head {
             Ok(BodyRead::Whole { is_end: false, .. }) if ends_exactly => {
                 Err(incomplete("broke off"))
             }
-            Ok(BodyRead::Whole { data, .. }) => Ok(data),
+            Ok(BodyRead::Whole { data, trailers, .. }) => Ok((data, trailers)),
             Ok(BodyRead::TooLarge { .. }) => {
                 tracing::debug!(
                     route = self.policy.label,
@@ -139,10 +143,11 @@ impl Received {
         };
         let Some(name) = name else {
             remove_attempt(&mut self.parts);
-            let body = RequestBody::read(self.payload.into_data());
+            let trailers = RequestTrailers::take(&mut self.parts.extensions);
+            let body = RequestBody::read(self.payload.into_data(), trailers);
             return Ok(Identified::PassOn(self.parts, body, self.place));
         };
-        let Self { head, parts, payload, place } = self;
+        let Self { head, mut parts, payload, place } = self;
         let print = fingerprint(&parts, &payload, &head.policy.fingerprint, &head.proof);
         let print =
             print.map_err(|problem| Refusal::new(&head.policy, problem).referring(Some(&name)))?;
@@ -150,7 +155,8 @@ impl Received {
         // An outer layer already runs this operation. Waiting for it here would be a deadlock.
         let outer = OperationContext::of(&parts.extensions).and_then(OperationContext::attempt);
         if outer.is_some_and(|attempt| attempt.id == operation.id) {
-            let body = RequestBody::read(payload.into_data());
+            let trailers = RequestTrailers::take(&mut parts.extensions);
+            let body = RequestBody::read(payload.into_data(), trailers);
             return Ok(Identified::PassOn(parts, body, place));
         }
         let key = name.key;

@@ -26,7 +26,7 @@ use onetake_core::transaction::unfinished;
 use onetake_core::{AttemptId, Cause, Clock, Key, Lease, Recording};
 
 use crate::BoxError;
-use crate::body::{self, BodyRead, RequestBody, ResponseBody};
+use crate::body::{self, BodyRead, RequestBody, RequestTrailers, ResponseBody};
 use crate::context::{AttemptReport, OperationContext};
 use crate::deadline;
 use crate::head::Head;
@@ -296,7 +296,8 @@ impl InnerCall {
             .with_attempt(lease.as_attempt(), recorder)
             .with_time_left(time_left)
             .attach(&mut parts);
-        Request::from_parts(*parts, RequestBody::read(data))
+        let trailers = RequestTrailers::take(&mut parts.extensions);
+        Request::from_parts(*parts, RequestBody::read(data, trailers))
     }
 }
 

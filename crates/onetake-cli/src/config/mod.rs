@@ -53,7 +53,8 @@ pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use sections::{
-    Admin, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
+    Admin, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched,
+    UpstreamHost, UpstreamTls,
 };
 pub use tenant::ForwardAuth;
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
-use http::Uri;
+use http::{HeaderValue, Uri};
 use ipnet::IpNet;
 use onetake_relay::WebhookSecret;
 use onetake_stores::{ServerUrl, StoreUrl};
 
-use super::address::{parse_nats, parse_network, parse_service, parse_store};
+use super::address::{parse_nats, parse_network, parse_service, parse_store, parse_upstream_host};
 use super::error::{Problems, ValueError};
 use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, size, table, text,
@@ -55,14 +55,26 @@ table! {
     pub struct Gateway [Clone, Debug, PartialEq, Eq] ("[gateway]", "[gateway]") {
         /// The IP address and port where clients connect.
         listen: SocketAddr = listen().or("\"127.0.0.1:8080\""),
-        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`,
-        /// without a path. Required, unless every route has its own.
+        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`. A
+        /// path is put in front of the paths of requests. Required, unless every route has its own.
         upstream: Option<Uri> = upstream().optional(),
+        /// The `Host` header that upstreams get: that of the client (`"pass"`), the host of the
+        /// upstream's URL (`"upstream"`), or a host of your own.
+        upstream_host: UpstreamHost = upstream_host().or("\"pass\""),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
         /// GET, HEAD, OPTIONS and TRACE are always passed on.
         unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
+        /// The time for which an idle client connection is kept open. Longer than that of a load
+        /// balancer in front of the gateway, which would otherwise send requests into connections
+        /// that are just being closed.
+        keep_alive: Duration = duration("1s", "1h", "75s").or("\"75s\""),
+        /// The time between SIGTERM and the end of the listener. `/readyz` answers 503 meanwhile, so
+        /// that load balancers stop sending traffic.
+        shutdown_delay: Duration = duration("0s", "10m", "5s").or("\"5s\""),
+        /// The time after `shutdown_delay` for which running requests may finish.
+        shutdown_limit: Duration = duration("0s", "1h", "20s").or("\"20s\""),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Clients then connect with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
@@ -71,6 +83,21 @@ table! {
         upstream_tls: UpstreamTls = table::<UpstreamTlsOptions>().then(upstream_tls).or_default()
             .else_says("the system's roots, no certificate"),
     }
+}
+
+/// The `Host` header that upstreams get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamHost {
+    /// The client's.
+    Pass,
+    /// The host of the upstream's URL.
+    Upstream,
+    /// This one.
+    Name(HeaderValue),
+}
+
+fn upstream_host() -> Form<UpstreamHost> {
+    text(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*", "\"pass\"", parse_upstream_host)
 }
 
 /// The treatment of requests that no route matches.

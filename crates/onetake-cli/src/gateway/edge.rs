@@ -22,13 +22,16 @@ use onetake_http::body::ExactEnd;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    ATTEMPT_HEADERS, AmbiguousRequest, ClientIp, Code, Onetake, Problem, ResponseBody, method_word,
+    ATTEMPT_HEADERS, AmbiguousRequest, ClientIp, Code, Onetake, Problem, ProblemFormat,
+    ResponseBody, method_word,
 };
 
+use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
-use super::server::Answer;
+use super::request_heads::check_size;
+use super::trailer_names::check_trailer_names;
 use crate::traces::Parent;
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -64,6 +67,10 @@ impl Edge {
 
 impl Answer for Edge {
     type Body = AnyBody;
+
+    fn answers(&self) -> ProblemFormat {
+        self.plans.answers
+    }
 
     fn answer(
         self: &Arc<Self>,
@@ -131,6 +138,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     let host = host(parts)?;
     transfer_encoding(parts)?;
     cookies(&mut parts.headers);
+    check_size(parts)?;
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
         return Err(refused("The target of the request is not a path."));
     }
@@ -142,6 +150,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
         parts.headers.remove(name);
     }
     lookalikes(plans, &mut parts.headers);
+    check_trailer_names(plans, &mut parts.headers);
     let trusted = plans.trusts(peer);
     if !trusted {
         for name in &plans.tenant_headers {
@@ -175,7 +184,7 @@ pub(super) fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
 }
 
 /// True if two names are the same to a server that treats `_` and `-` as equal.
-fn is_alike(one: &str, other: &str) -> bool {
+pub(super) fn is_alike(one: &str, other: &str) -> bool {
     let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
@@ -306,6 +315,14 @@ fn forwarding(
     };
     let quoted = host.to_str().unwrap_or_default().to_owned();
     append(headers, FORWARDED, &format!("{node};host=\"{quoted}\";proto={proto}"));
+    // Beside the host or the scheme of a proxy in front, the port of this hop would be wrong.
+    let is_first =
+        !headers.contains_key(X_FORWARDED_HOST) && !headers.contains_key(X_FORWARDED_PROTO);
+    if is_first && let Ok(authority) = quoted.parse::<Authority>() {
+        let usual = if proto == "https" { 443 } else { 80 };
+        let port = authority.port_u16().unwrap_or(usual);
+        headers.entry(X_FORWARDED_PORT).or_insert(HeaderValue::from(port));
+    }
     headers.entry(X_FORWARDED_HOST).or_insert(host);
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
 }
@@ -398,9 +415,14 @@ mod tests {
         ];
         for peer in ["203.0.113.9", "10.1.2.3"] {
             let mut headers = seen(peer, &forged);
-            for ours in
-                ["host", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded"]
-            {
+            for ours in [
+                "host",
+                "x-forwarded-for",
+                "x-forwarded-host",
+                "x-forwarded-port",
+                "x-forwarded-proto",
+                "forwarded",
+            ] {
                 headers.remove(ours);
             }
             assert!(headers.is_empty(), "{headers:?}");

@@ -20,7 +20,8 @@ use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ResponseBody,
+    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ProblemFormat,
+    ResponseBody,
 };
 use tower::Layer;
 use tower_service::Service;
@@ -28,7 +29,7 @@ use tower_service::Service;
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
 use super::plan::{Plan, Plans, Refused};
-use super::server::Answer;
+use super::client_connection::Answer;
 use crate::config::ExtProc;
 use crate::traces::Parent;
 
@@ -53,6 +54,10 @@ impl EnvoyEdge {
 
 impl Answer for EnvoyEdge {
     type Body = tonic::body::Body;
+
+    fn answers(&self) -> ProblemFormat {
+        ProblemFormat::default()
+    }
 
     fn answer(
         self: &Arc<Self>,

@@ -7,22 +7,29 @@
 //!            → proxy (pooled connections to the upstream)
 //! ```
 
+mod activity;
 mod admin;
+mod client_connection;
 mod client_ip;
+mod client_stream;
 mod cores;
 mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
 mod forward_auth;
 mod jwks;
+mod phase;
 mod plan;
 mod proxy;
 mod readiness;
 mod reconcile;
+mod request_heads;
 mod secrets;
 mod server;
 mod tenants;
+mod timeouts;
 mod tls;
+mod trailer_names;
 mod upstream;
 
 use std::io;
@@ -213,7 +220,7 @@ impl Gateway {
         }
         let layer = layer.build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
-        let clock = Arc::clone(engine.clock());
+        let (clock, keep_alive) = (Arc::clone(engine.clock()), config.gateway.keep_alive);
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
@@ -221,13 +228,15 @@ impl Gateway {
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
-                Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
+                let cores_and_edges = (Arc::clone(&cores), edges);
+                Server::start(listener, tls, cores_and_edges, keep_alive, Arc::clone(&clock))
             }
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
                 let edge = ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc);
                 let edges = vec![Arc::new(edge); cores.count()];
-                Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
+                let cores_and_edges = (Arc::clone(&cores), edges);
+                Server::start(listener, tls, cores_and_edges, keep_alive, Arc::clone(&clock))
             }
         };
         Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
@@ -257,14 +266,21 @@ impl Gateway {
         self.engine.abort().await;
     }
 
+    /// Announces the end, and goes on serving: `/readyz` answers 503, so that load balancers stop
+    /// sending traffic, HTTP/1.1 responses say `Connection: close`, and HTTP/2 connections send
+    /// GOAWAY with their next response. Call [`shutdown`](Self::shutdown) some seconds later.
+    pub fn leave(&self) {
+        self.draining.cancel();
+        self.server.leave();
+    }
+
     /// Stops listening, lets connections and operations finish for at most `patience`, and closes
     /// the store. Returns true if everything finished in time.
     ///
     /// # Errors
     /// If the store could not be closed.
     pub async fn shutdown(self, patience: Duration) -> Result<bool, StoreError> {
-        // Readiness turns to 503 first, so that load balancers stop sending traffic.
-        self.draining.cancel();
+        self.leave();
         let began = self.engine.clock().monotonic();
         let quiet = self.server.shutdown(patience).await;
         let left = patience.saturating_sub(self.engine.clock().monotonic() - began);

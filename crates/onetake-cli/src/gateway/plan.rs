@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, Method, Uri};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderName, HeaderValue, Method, Uri};
 use ipnet::IpNet;
 
 use onetake_http as layer;
@@ -13,7 +14,7 @@ use onetake_http::{AmbiguousRequest, Code, Problem, TOKENS};
 use super::Connector;
 use super::reconcile::remembered_for;
 use super::tenants::Tenants;
-use crate::config::{Config, Route, Settings, Unmatched};
+use crate::config::{Config, Route, Settings, Unmatched, UpstreamHost};
 
 /// How much longer the layer waits than the proxy, so that the proxy times out first.
 const PROXY_FIRST: Duration = Duration::from_secs(1);
@@ -29,11 +30,51 @@ pub(super) struct Plan {
     /// `None` if requests of this plan are never keyed.
     pub(super) policy: Option<Arc<layer::Policy>>,
     /// `None` if no upstream is configured.
-    pub(super) upstream: Option<Uri>,
+    pub(super) upstream: Option<Target>,
     /// Timeout of the upstream.
     pub(super) timeout: Duration,
     /// In which words the gateway itself speaks.
     pub(super) answers: layer::ProblemFormat,
+}
+
+/// The place to which requests are forwarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The server, without a path.
+    pub(super) server: Uri,
+    /// The path in front of the paths of requests, without a slash at its end.
+    pub(super) prefix: String,
+    /// The `Host` header; `None` for that of the client.
+    pub(super) host: Option<HeaderValue>,
+}
+
+impl Target {
+    fn new(url: &Uri, host: &UpstreamHost) -> Self {
+        let mut parts = url.clone().into_parts();
+        parts.path_and_query = Some(PathAndQuery::from_static("/"));
+        let host = match host {
+            UpstreamHost::Pass => None,
+            UpstreamHost::Name(name) => Some(name.clone()),
+            UpstreamHost::Upstream => {
+                let authority = url.authority().map(Authority::as_str).unwrap_or_default();
+                HeaderValue::from_str(authority).ok()
+            }
+        };
+        Self {
+            server: Uri::from_parts(parts).unwrap_or_else(|_| url.clone()),
+            prefix: url.path().trim_end_matches('/').to_owned(),
+            host,
+        }
+    }
+
+    /// The target of a request to this server; `None` if it is too long.
+    pub(super) fn path(&self, requested: Option<&PathAndQuery>) -> Option<PathAndQuery> {
+        let requested = requested.cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        match self.prefix.as_str() {
+            "" => Some(requested),
+            prefix => PathAndQuery::try_from(format!("{prefix}{requested}")).ok(),
+        }
+    }
 }
 
 /// All plans, and the addresses of trusted proxies.
@@ -60,7 +101,8 @@ impl Plans {
     /// Builds the plans. The connector is for `forward_auth` services.
     pub(super) fn new(config: &Config, connector: &Connector) -> Self {
         let mut tenants = Tenants::new(connector.clone());
-        let mut plan = |route| Arc::new(plan_of(route, &mut tenants));
+        let host = &config.gateway.upstream_host;
+        let mut plan = |route| Arc::new(plan_of(route, host, &mut tenants));
         let routes: Vec<_> =
             config.routes.iter().map(|route| (route.pattern.clone(), plan(route))).collect();
         let policies = || config.settings().map(|settings| &settings.policy);
@@ -74,7 +116,7 @@ impl Plans {
         let fallback = |policy| Plan {
             label: NO_ROUTE.to_owned(),
             policy,
-            upstream: config.gateway.upstream.clone(),
+            upstream: config.gateway.upstream.as_ref().map(|url| Target::new(url, host)),
             timeout: config.defaults.policy.upstream_timeout,
             answers: config.defaults.policy.problem_format(),
         };
@@ -168,14 +210,14 @@ pub(super) fn label_of(route: &Route) -> String {
     route.pattern.to_string()
 }
 
-fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
+fn plan_of(route: &Route, host: &UpstreamHost, tenants: &mut Tenants) -> Plan {
     let label = label_of(route);
     let mut policy = policy_of(&route.settings, &label, tenants);
     policy.methods = Some(route.pattern.methods.to_vec());
     Plan {
         policy: Some(Arc::new(policy)),
         label,
-        upstream: Some(route.upstream.clone()),
+        upstream: Some(Target::new(&route.upstream, host)),
         timeout: route.settings.policy.upstream_timeout,
         answers: route.settings.policy.problem_format(),
     }
@@ -222,7 +264,25 @@ pub(super) mod tests {
             let plan = plans.find(&method, path);
             assert_eq!(plan.label, label, "{method} {path}");
             assert_eq!(plan.policy.is_some(), keyed, "{method} {path}");
-            assert_eq!(*plan.upstream.as_ref().unwrap(), upstream, "{method} {path}");
+            assert_eq!(plan.upstream.as_ref().unwrap().server, upstream, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_path_of_the_upstream_is_put_in_front() {
+        for (url, path) in [
+            ("http://a", "/charges?b=/c"),
+            ("http://a/", "/charges?b=/c"),
+            ("http://a/api", "/api/charges?b=/c"),
+            ("http://a/api/v2/", "/api/v2/charges?b=/c"),
+        ] {
+            let target = Target::new(&url.parse().unwrap(), &UpstreamHost::Upstream);
+            let requested = PathAndQuery::from_static("/charges?b=/c");
+            assert_eq!(target.path(Some(&requested)).unwrap(), path, "{url}");
+            assert_eq!(
+                (target.server, target.host.unwrap()),
+                ("http://a/".parse().unwrap(), HeaderValue::from_static("a"))
+            );
         }
     }
 

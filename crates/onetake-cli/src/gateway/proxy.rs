@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, UPGRADE};
-use http::uri::PathAndQuery;
+use http::header::{
+    CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, TRAILER, UPGRADE,
+};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
@@ -26,7 +27,8 @@ use onetake_http::{
 };
 
 use super::edge::ConnectionPermit;
-use super::plan::Plan;
+use super::plan::{Plan, Target};
+use super::request_heads::too_large;
 use super::tls::Connector;
 use super::upstream::{Evidence, NoResponse, Upstreams};
 use crate::traces::pass_on;
@@ -80,9 +82,8 @@ impl Forwarder {
             reference: attempt.map(|attempt| attempt.id.reference()),
             answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
         };
-        let Some((plan, upstream)) =
-            plan.and_then(|plan| Some((Arc::clone(&plan), plan.upstream.clone()?)))
-        else {
+        let upstream = plan.as_ref().and_then(|plan| plan.upstream.as_ref());
+        let (Some(plan), Some(upstream)) = (&plan, upstream) else {
             let detail = "This request cannot be forwarded, because the gateway has no upstream for it. Report it to the operator of the service.";
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
@@ -90,11 +91,15 @@ impl Forwarder {
         // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
         let place = request.extensions().get::<ConnectionPermit>().cloned();
-        address(&mut request, upgrade.is_some());
-        let span = span_to(&upstream);
+        let Some(path) = upstream.path(request.uri().path_and_query()) else {
+            return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
+        };
+        *request.uri_mut() = path.into();
+        let accepts_trailers = address(&mut request, upstream, upgrade.is_some());
+        let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
         let sent = self
-            .send(&upstream, request, upgrade.is_some(), patience(plan.timeout, left))
+            .send(&upstream.server, request, upgrade.is_some(), patience(plan.timeout, left))
             .instrument(span.clone());
         match sent.await {
             Ok(response) => {
@@ -103,7 +108,7 @@ impl Forwarder {
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, place, asked)
+                received(response, upgrade, accepts_trailers, place, asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
@@ -168,41 +173,55 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 /// allowed: after one to `h2c`, requests would pass through unchecked.
 fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
     let headers = request.headers();
-    let is = |name: HeaderName, word: &str| {
-        let mut words = headers
-            .get_all(name)
-            .iter()
-            .flat_map(|value| value.to_str().unwrap_or_default().split(','));
-        words.any(|found| found.trim().eq_ignore_ascii_case(word))
-    };
-    let wanted = is(UPGRADE, "websocket")
-        && is(CONNECTION, "upgrade")
+    let wanted = has_word(headers, UPGRADE, "websocket")
+        && has_word(headers, CONNECTION, "upgrade")
         && headers.contains_key(SEC_WEBSOCKET_KEY)
         && request.method() == Method::GET
         && request.version() == Version::HTTP_11;
     wanted.then(|| hyper::upgrade::on(request))
 }
 
-/// Rewrites the request for the upstream.
-fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
-    let path = request.uri().path_and_query().cloned();
-    *request.uri_mut() = path.unwrap_or_else(|| PathAndQuery::from_static("/")).into();
+/// True if a list header has this word.
+fn has_word(headers: &HeaderMap, name: HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).into_iter();
+    let mut words = values.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    words.any(|found| found.trim().eq_ignore_ascii_case(word))
+}
+
+/// Removes the headers of one connection, except the names of the trailers.
+fn strip_but_trailer(headers: &mut HeaderMap) {
+    let names = headers.remove(TRAILER);
+    strip_hop_by_hop(headers);
+    if let Some(names) = names {
+        headers.insert(TRAILER, names);
+    }
+}
+
+/// Rewrites the request for the upstream. Returns true if the client accepts trailers.
+fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgrade: bool) -> bool {
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
-    let trailers = headers.get(TE).is_some_and(|value| value == "trailers");
-    strip_hop_by_hop(headers);
-    if trailers {
+    if let Some(host) = &upstream.host {
+        headers.insert(HOST, host.clone());
+    }
+    let accepts_trailers = has_word(headers, TE, "trailers");
+    // The edge has checked the names.
+    strip_but_trailer(headers);
+    if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
     }
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
+    accepts_trailers
 }
 
 fn received(
     mut response: Response<Incoming>,
     client: Option<OnUpgrade>,
+    accepts_trailers: bool,
     place: Option<ConnectionPermit>,
     asked: Asked,
 ) -> Response<Body> {
@@ -218,7 +237,10 @@ fn received(
         });
         return response.map(Either::Left);
     }
-    strip_hop_by_hop(response.headers_mut());
+    match accepts_trailers {
+        true => strip_but_trailer(response.headers_mut()),
+        false => strip_hop_by_hop(response.headers_mut()),
+    }
     response.map(Either::Left)
 }
 

@@ -30,6 +30,8 @@ use super::tls::{Connector, Opening, Stream};
 /// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
 /// five, and a request that is on its way at that moment would have an unknown outcome.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+/// Maximum number of headers in a response. A response with more has an unknown outcome.
+const HEADERS_MAX: usize = 512;
 /// Maximum number of idle connections to one upstream, for each core.
 const IDLE_MAX: usize = 1_024;
 
@@ -128,7 +130,8 @@ where
         let stream = self.connector.clone().oneshot(upstream.clone()).await;
         let stream = stream.map_err(|_| NoResponse)?;
         let opening = stream.inner().opening();
-        let (sender, io) = http1::handshake(stream).await.map_err(|_| NoResponse)?;
+        let handshake = http1::Builder::new().max_headers(HEADERS_MAX).handshake(stream);
+        let (sender, io) = handshake.await.map_err(|_| NoResponse)?;
         let (io, since) = (Box::new(io), Duration::ZERO);
         Ok(Connection { sender, io, opening, is_closed: false, since })
     }

@@ -51,6 +51,8 @@ impl Process {
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
         command.arg("serve").arg("--config").arg(&file).args(arguments).current_dir(folder);
+        // Tests do not wait for load balancers that are not there.
+        command.env("ONETAKE__GATEWAY__SHUTDOWN_DELAY", "0s");
         command.env("ONETAKE_LOG", "trace").stdout(Stdio::piped()).stderr(Stdio::piped());
         command.envs(variables.iter().copied());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();

@@ -10,9 +10,14 @@ mod common;
 mod deliberate_bugs;
 mod demo;
 mod documented_metrics;
+mod early_answers;
+mod forwarding;
+mod graceful_shutdown;
+mod keep_alive;
 mod kills_and_signals;
 #[cfg(feature = "otlp")]
 mod log_secrecy;
+mod message_heads;
 #[cfg(feature = "otlp")]
 mod opentelemetry_traces;
 mod payments_with_kills;
@@ -21,3 +26,4 @@ mod reconcile;
 mod secrets_at_rest;
 mod tenants;
 mod tls;
+mod trailers;

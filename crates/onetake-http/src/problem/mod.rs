@@ -106,6 +106,8 @@ codes! {
     Misconfigured = 500 "misconfigured" "Service misconfigured",
     /// No route matches the request, and such requests are refused.
     NoRoute = 404 "no_route" "No route",
+    /// The request has too many headers, or its headers are too large.
+    RequestHeadTooLarge = 431 "request_head_too_large" "Request head too large",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }

@@ -9,9 +9,11 @@
     reason = "a test without its server fails, and says so by panicking"
 )]
 
+mod balancers;
 mod child;
 mod dynamo;
 mod frameworks;
+mod interpreters;
 mod nats;
 mod peers;
 mod postgres;
@@ -27,9 +29,11 @@ use std::time::Duration;
 
 use onetake_core::{Clock, SystemClock};
 
+pub use balancers::{BalancedNode, Balancer, BalancerServer};
 pub use child::Child;
 pub use dynamo::Dynamo;
 pub use frameworks::{Framework, FrameworkServer};
+pub use interpreters::{Interpreter, interpreter};
 pub use nats::Nats;
 pub use peers::{Peer, PeerServer};
 pub use postgres::{PgBouncer, Postgres};

@@ -24,6 +24,7 @@ mod error;
 mod explain;
 mod fall_through;
 mod form;
+mod key;
 mod policy;
 mod reader;
 mod reconcile;
@@ -53,7 +54,7 @@ pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use sections::{
-    Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
+    Admin, Cors, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
 };
 pub use tenant::ForwardAuth;
 
@@ -350,8 +351,23 @@ pub struct StoreConfig {
     /// Local folder for outcomes that the store has not accepted at shutdown; `None` for the memory
     /// store.
     pub journal: Option<PathBuf>,
+    /// The timeouts of the store.
+    pub timeouts: StoreTimeouts,
     /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
     pub encryption: Vec<Secret>,
+}
+
+/// The timeouts of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreTimeouts {
+    /// The longest time until a connection to a server is established.
+    pub connect: Duration,
+    /// The longest time for one statement or command of a server.
+    pub command: Duration,
+    /// The longest time that a request waits for its claim.
+    pub claim: Duration,
+    /// The longest time that a request waits until its outcome is saved.
+    pub settle: Duration,
 }
 
 /// `[relay]`, and the other sections that a relay needs.

@@ -10,6 +10,7 @@
 mod admin;
 mod client_ip;
 mod cores;
+mod cors;
 mod edge;
 mod forward_auth;
 mod jwks;
@@ -37,7 +38,7 @@ use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Clock, Engine, ReconcileOptions, Store, StoreError, SystemClock};
-use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
+use onetake_http::{HttpLimits, OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
@@ -173,7 +174,10 @@ impl Gateway {
         }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
+        let limits =
+            HttpLimits::default().duplicate_payloads_max(config.gateway.duplicate_payloads_max);
         let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
+        layer = layer.limits(limits);
         if let Some(place) = shared_velocity {
             layer = layer.shared_velocity(place);
         }

@@ -7,9 +7,11 @@ mod broken_uploads;
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
+mod cors;
 mod deliberate_bugs;
 mod demo;
 mod documented_metrics;
+mod duplicate_payloads;
 mod kills_and_signals;
 #[cfg(feature = "otlp")]
 mod log_secrecy;
@@ -20,3 +22,4 @@ mod reconcile;
 mod secrets_at_rest;
 mod tenants;
 mod tls;
+mod webhooks;

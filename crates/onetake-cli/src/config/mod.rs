@@ -42,7 +42,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
-use onetake_http::{OnStoreDown, Tenant};
+use onetake_http::{OnStoreDown, RequestValue, Tenant};
 use onetake_relay::{RelayOptions, WebhookSecret};
 use serde_json::{Value as Json, json};
 
@@ -282,6 +282,19 @@ impl Config {
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
+            let policy = &route.settings.policy;
+            let values = policy.key.source.values();
+            let is_in_target =
+                |it: &RequestValue| matches!(it, RequestValue::Path(_) | RequestValue::Query(_));
+            if policy.duplicate_payload.is_some()
+                && !values.is_empty()
+                && values.iter().all(is_in_target)
+            {
+                warnings.push(format!(
+                    "route[{index}] ({}) has duplicate_payload without effect: its key is in the path or the query, so a request with another key is another payload",
+                    route.pattern
+                ));
+            }
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
             let name = format!("route[{index}] ({}, preset \"{preset}\")", route.pattern);
             if route.settings.policy.on_store_down == OnStoreDown::FailOpen {

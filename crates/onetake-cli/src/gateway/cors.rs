@@ -74,7 +74,7 @@ impl CorsRequest {
 
 fn is_list_of_names(value: &HeaderValue) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_, ".contains(byte);
-    value.as_bytes().iter().all(|byte| is_plain(byte))
+    value.as_bytes().iter().all(is_plain)
 }
 
 impl Cors {

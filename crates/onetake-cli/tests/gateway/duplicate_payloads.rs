@@ -1,5 +1,4 @@
 //! `duplicate_payload` as operators see it: the metric, and the log with both references.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use crate::common::process::Process;
 use onetake_sim::client::{Client, ClientResponse};

@@ -38,6 +38,7 @@ const MIB: usize = 1 << 20;
 /// | tenant | the credential, else one public tenant; cookies alone are refused |
 /// | fingerprint | method, path, query, content type and the body, byte by byte |
 /// | ttl, lease, grace | 24 hours, 30 seconds, 30 seconds |
+/// | duplicate_payload | the same payload under another key is not looked for |
 /// | in_flight | `Reject`: 409 |
 /// | on_unknown | `Fail`: never run again |
 /// | on_store_down | `FailClosed`: 503 |

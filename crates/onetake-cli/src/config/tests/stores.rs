@@ -56,6 +56,26 @@ fn what_is_allowed_but_dear_is_a_warning() {
 }
 
 #[test]
+fn a_detector_that_can_find_nothing_is_a_warning() {
+    let warnings = |key: &str| {
+        let text = format!(
+            "[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"PUT /orders/{{id}}\"\n\
+             tenant = \"public\"\nduplicate_payload = {{ action = \"log\" }}\nkey = {key}\n"
+        );
+        read(&text).unwrap().warnings()
+    };
+    for useless in ["{ from = \"path\", name = \"id\" }", "{ from = \"query\", name = \"id\" }"] {
+        let warnings = warnings(useless);
+        assert!(warnings.len() == 1 && warnings[0].contains("without effect"), "{warnings:?}");
+    }
+    for useful in
+        ["{ required = true }", "{ from = \"derive\", parts = [\"header:X-A\", \"path:id\"] }"]
+    {
+        assert_eq!(warnings(useful), Vec::<String>::new(), "{useful}");
+    }
+}
+
+#[test]
 fn the_route_itself_has_to_open_a_payment() {
     let of = |defaults: &str, own: &str| {
         let text = format!("{PAYMENT}{own}\n[defaults]\n{defaults}\n");

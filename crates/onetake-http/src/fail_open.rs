@@ -97,10 +97,13 @@ where
             Ok(response.map(ResponseBody::untouched))
         }
         Ok(Some(Err(error))) => Err(error),
-        Ok(None) => Ok(respond.problem(Problem::new(
-            Code::UpstreamTimeout,
-            format!("The operation exceeded its time limit. Its outcome is unknown. {UNRECORDED}"),
-        ))),
-        Err(_panicked) => Ok(respond.panicked(UNRECORDED)),
+        Ok(None) => {
+            let detail = format!(
+                "The operation exceeded its time limit. Its outcome is unknown. {UNRECORDED}"
+            );
+            let problem = Problem::new(Code::UpstreamTimeout, detail);
+            Ok(respond.problem(problem.retryable(false)))
+        }
+        Err(_panicked) => Ok(respond.panicked(UNRECORDED, false)),
     }
 }

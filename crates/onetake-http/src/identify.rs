@@ -136,7 +136,7 @@ impl Received {
         let name = match self.head.name.take() {
             Some(name) => Some(name),
             None => {
-                let key = key_of_body(&self.payload, &self.head.policy.key);
+                let key = key_of_body(&self.parts, &self.payload, &self.head.policy);
                 let key = key.map_err(|problem| self.head.refused(problem))?;
                 key.map(|key| Name::new(&self.head.scope, key))
             }

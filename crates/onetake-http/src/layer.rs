@@ -12,6 +12,7 @@ use tower_layer::Layer;
 use onetake_core::engine::EngineError;
 use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
+use crate::duplicates::Detector;
 use crate::endpoints::Endpoints;
 use crate::handle::Handles;
 use crate::head;
@@ -97,6 +98,10 @@ pub struct HttpLimits {
     /// Above this, the value with the smallest debt is forgotten first: see
     /// [`velocity`](crate::velocity).
     pub velocity_values_max: usize,
+    /// The most payloads that are remembered to find them under another key, at about 250 bytes
+    /// each. Above this, the payload that expires first is forgotten: see
+    /// [`duplicates`](crate::duplicates).
+    pub duplicate_payloads_max: usize,
 }
 
 impl HttpLimits {
@@ -113,11 +118,18 @@ impl HttpLimits {
         self.velocity_values_max = values;
         self
     }
+
+    /// Sets the most payloads that are remembered to find them under another key.
+    #[must_use]
+    pub const fn duplicate_payloads_max(mut self, payloads: usize) -> Self {
+        self.duplicate_payloads_max = payloads;
+        self
+    }
 }
 
 impl Default for HttpLimits {
     fn default() -> Self {
-        Self { bodies_max: 4_096, velocity_values_max: 100_000 }
+        Self { bodies_max: 4_096, velocity_values_max: 100_000, duplicate_payloads_max: 100_000 }
     }
 }
 
@@ -154,6 +166,7 @@ pub(crate) struct LayerState {
     pub(crate) secrets: Secrets,
     pub(crate) handles: Handles,
     pub(crate) velocity: Arc<Counter>,
+    pub(crate) duplicates: Arc<Detector>,
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
     pub(crate) misfits: MisconfiguredRoutes,
@@ -422,6 +435,8 @@ impl LayerBuilder {
         if let Some(place) = place {
             velocity.share(place);
         }
+        let clock = Arc::clone(engine.clock());
+        let duplicates = Detector::new(clock, limits.duplicate_payloads_max);
         let shared = LayerState {
             policies,
             bodies: Arc::new(Semaphore::new(limits.bodies_max)),
@@ -429,6 +444,7 @@ impl LayerBuilder {
             engine,
             secrets,
             velocity,
+            duplicates,
             deriving: OnceLock::new(),
             types,
             misfits: MisconfiguredRoutes::default(),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request → policy → key → deadline → tenant → body (bounded) → fingerprint
-//!         → velocity → engine → inner service
+//!         → duplicates → velocity → engine → inner service
 //!                         ↘ replay, 202, or a problem
 //! ```
 //!
@@ -16,6 +16,7 @@ pub mod body;
 mod content_type;
 mod context;
 mod deadline;
+pub mod duplicates;
 mod endpoints;
 pub mod extract;
 mod fail_open;
@@ -49,6 +50,7 @@ pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
 pub use context::{AttemptReport, OperationContext};
+pub use duplicates::{DuplicateAction, DuplicatePayload, ONETAKE_ALLOW_DUPLICATE};
 pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
@@ -56,7 +58,7 @@ pub use layer::{HttpLimits, LayerBuilder, OnetakeLayer, Resolve};
 pub use memo::{MemoField, MemoValues};
 pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, Mistake, OnStoreDown, Policy, PolicyError, Preset,
-    PresetValues,
+    PresetValues, RequestValue,
 };
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
 pub use routes::{AmbiguousRequest, PathCase, RouteTable, Routes, TrailingSlash};

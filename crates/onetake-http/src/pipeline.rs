@@ -2,7 +2,7 @@
 //!
 //! | step | result | file |
 //! | --- | --- | --- |
-//! | read the head | [`Head`]: policy, tenant, deadline, and the key from a header | `head.rs` |
+//! | read the head | [`Head`]: policy, tenant, deadline, and the key unless it is in the body | `head.rs` |
 //! | read the body | [`Received`]: a whole body, within the route's limits | `identify.rs` |
 //! | identify | [`Identity`]: scope, key, id and fingerprint, each computed once | `identify.rs` |
 //! | decide | [`Admitted`]: no check prevents the operation from running now | `admit.rs` |
@@ -61,7 +61,7 @@ where
     Res::Error: Into<BoxError> + Send,
 {
     match decide(shared, parts, body, trace).await {
-        Err(refusal) => Ok(refusal.respond(trace)),
+        Err(refusal) => Ok(refusal.respond(shared, trace)),
         Ok(NextStep::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
         Ok(NextStep::PassOn(parts, body, _place)) => {
             trace.set_outcome("passed_on");
@@ -98,9 +98,7 @@ where
         let body = RequestBody::untouched(body, ExactEnd::applies(&parts));
         return Ok(NextStep::PassOn(parts, body, None));
     };
-    if head.name.is_some() {
-        key::write_once(&mut parts.headers);
-    }
+    key::write_once(&mut parts.headers, &head.policy.key.source);
     let received = head.receive(shared, parts, body).await?;
     match received.identify(shared)? {
         Identified::PassOn(parts, body, place) => Ok(NextStep::PassOn(parts, body, Some(place))),

@@ -29,6 +29,7 @@ use crate::BoxError;
 use crate::body::{self, BodyRead, RequestBody, RequestTrailers, ResponseBody};
 use crate::context::{AttemptReport, OperationContext};
 use crate::deadline;
+use crate::duplicates::PayloadGuard;
 use crate::head::Head;
 use crate::issued;
 use crate::layer::LayerState;
@@ -87,6 +88,7 @@ pub(crate) struct OperationWork<S, Req> {
     /// (S19).
     pub(crate) place: Option<OwnedSemaphorePermit>,
     pub(crate) pass: Pass,
+    pub(crate) payload: PayloadGuard,
     /// `false` if the issued key has expired and its record has an outcome. The operation must not
     /// run again, also if that record expires before the claim.
     pub(crate) may_run: bool,
@@ -132,6 +134,7 @@ impl<S, Req> OperationWork<S, Req> {
             call,
             place: None,
             pass: Pass::default(),
+            payload: PayloadGuard::default(),
             may_run: true,
             kept_from: None,
             shared: Arc::clone(shared),
@@ -184,7 +187,11 @@ where
 
     async fn run(mut self, lease: &Lease) -> (Verdict, Self::Output) {
         let place = self.place.take();
+        let payload = self.payload.clone();
         let (verdict, ran) = self.attempt(lease).await;
+        if has_no_effect(&verdict, &ran) {
+            payload.set_kept(false);
+        }
         (verdict, (ran, place))
     }
 }
@@ -202,7 +209,7 @@ impl<S, Req> OperationWork<S, Req> {
         if let Some((verdict, problem)) = self.objection(clock) {
             return (verdict, Ran::NotStarted(problem));
         }
-        let Self { mut inner, call, kept_from, ref shared, started, .. } = self;
+        let Self { mut inner, call, kept_from, ref shared, ref payload, started, .. } = self;
         let (policy, run_max) = (Arc::clone(&call.head.policy), call.head.run_max(clock));
         let (route, has_proof) = (call.transactional_route(), !call.head.proof.is_empty());
         let progress = route.is_some().then(Arc::<Progress>::default);
@@ -210,6 +217,7 @@ impl<S, Req> OperationWork<S, Req> {
         if lease.start().is_err() {
             return (Verdict::Release, Ran::NotStarted(in_progress()));
         }
+        payload.set_kept(true);
         let _gone = started.map(|started| started.send(()));
         let until = clock.monotonic().saturating_add(run_max);
         let calling = AssertUnwindSafe(async { inner.call(request).await }).catch_unwind();
@@ -245,6 +253,17 @@ impl<S, Req> OperationWork<S, Req> {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => timed_out(transaction),
         }
+    }
+}
+
+/// Returns true if the attempt is known to have had no effect: it was released, or the service
+/// refused it.
+fn has_no_effect<Res, E>(verdict: &Verdict, ran: &Ran<Res, E>) -> bool {
+    let is_refused = |response: &Response<ResponseBody<Res>>| response.status().is_client_error();
+    match (verdict, ran) {
+        (Verdict::Release, _) => true,
+        (Verdict::Complete(_), Ran::Responded(response)) => is_refused(response),
+        _ => false,
     }
 }
 

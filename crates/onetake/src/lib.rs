@@ -116,7 +116,7 @@ pub mod prelude {
     #[cfg(feature = "http")]
     pub use onetake_http::{
         By, FingerprintMode, HttpLimits, InFlight, KeyFormat, KeySource, OnStoreDown, OnetakeLayer,
-        Policy, PolicyError, Preset, Routes, Secrets, Stored, Tenant, Typed,
+        Policy, PolicyError, Preset, RequestValue, Routes, Secrets, Stored, Tenant, Typed,
     };
 
     #[cfg(feature = "axum")]

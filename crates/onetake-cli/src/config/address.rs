@@ -60,6 +60,34 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
     Err(ValueError::new("the address has bits set after its prefix", fix))
 }
 
+/// Reads an origin as browsers send it: `https://app.example.com`, or `*`.
+pub(super) fn parse_origin(text: &str) -> Result<String, ValueError> {
+    const FIX: &str = "write for example \"https://app.example.com\", or \"*\" for all origins";
+    if text == "*" {
+        return Ok(text.to_owned());
+    }
+    let url = Url::parse(text).ok().filter(|url| url.has_host() && text.contains("://"));
+    let Some(url) = url else {
+        return Err(ValueError::new("not an origin", FIX));
+    };
+    // Only http and https have an origin in the sense of that type. Apps have other schemes.
+    let sent = match url.origin().ascii_serialization() {
+        null if null == "null" => {
+            let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+            format!("{}://{}{port}", url.scheme(), url.host_str().unwrap_or_default())
+        }
+        origin => origin,
+    };
+    match sent == text {
+        true => Ok(sent),
+        false => {
+            let fix = format!("write \"{sent}\", as browsers send it");
+            let what = "an origin is a scheme and a host in lower case, and a port if it is not the usual one";
+            Err(ValueError::new(what, fix).hiding_value(text.contains('@')))
+        }
+    }
+}
+
 /// Reads an upstream: `http://host:port` or `https://host:port`, with a path in front of the paths
 /// of requests or without.
 pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {

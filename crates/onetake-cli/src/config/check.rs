@@ -7,7 +7,7 @@ use http::Uri;
 use http::uri::Scheme;
 use onetake_core::OnUnknown;
 use onetake_http::routes::{RoutePattern, never_reached};
-use onetake_http::{InFlight, KeySource, Preset, Tenant};
+use onetake_http::{InFlight, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
 use onetake_stores::StoreUrl;
 
@@ -17,7 +17,7 @@ use super::reconcile::{Placeholder, Template};
 use super::sections::{File, RelayOptions, Sink};
 use super::tenant::TenantOption;
 use super::tree::TomlNode;
-use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig};
+use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig, StoreTimeouts};
 
 /// Default folder of the journal, for outcomes that the store has not accepted at shutdown.
 const JOURNAL_FOLDER: &str = "onetake-journal";
@@ -82,7 +82,9 @@ impl Checks<'_, '_> {
         let (mut routes, mut patterns) = (Vec::new(), Vec::<RoutePattern>::new());
         for (index, route) in file.route.into_iter().enumerate() {
             let path = format!("route[{index}]");
-            let settings = Settings::new(&route.policy, route.preset, &file.defaults);
+            let mut settings = Settings::new(&route.policy, route.preset, &file.defaults);
+            let pattern = route.pattern.clone().with_rules(settings.policy.paths);
+            settings.policy.path = Some(pattern.path.clone());
             self.tenant_named(&path, &route, &file.defaults);
             self.policy(
                 &path,
@@ -94,8 +96,7 @@ impl Checks<'_, '_> {
             );
             // If there is no upstream at all, that was reported once for all routes.
             let own = route.policy.upstream.or_else(|| upstream.clone());
-            let RouteOptions { pattern, preset, .. } = route;
-            let pattern = pattern.with_rules(settings.policy.paths);
+            let preset = route.preset;
             let is_covered = |earlier: &&RoutePattern| earlier.covers(&pattern);
             if let Some(earlier) = patterns.iter().find(is_covered) {
                 let mistake = never_reached(earlier);
@@ -199,7 +200,14 @@ impl Checks<'_, '_> {
             _ => Some(PathBuf::from(JOURNAL_FOLDER)),
         });
         let encryption = file.secrets.encryption.clone();
-        StoreConfig { url, filter, allow_lossy: file.store.allow_lossy, journal, encryption }
+        let timeouts = StoreTimeouts {
+            connect: file.store.connect_timeout,
+            command: file.store.timeout,
+            claim: file.store.claim_timeout,
+            settle: file.store.settle_timeout,
+        };
+        let allow_lossy = file.store.allow_lossy;
+        StoreConfig { url, filter, allow_lossy, journal, timeouts, encryption }
     }
 
     /// Refuses Redis alone as the store for payments, unless the operator allows it.
@@ -230,9 +238,9 @@ impl Checks<'_, '_> {
             );
             self.refuse(&format!("{path}.preset"), &format!("{path}.tenant"), fault);
         }
-        let source = defaults.key.source().filter(|_| route.policy.key.from.is_none());
+        let source = defaults.key.source.as_ref().filter(|_| route.policy.key.source.is_none());
         let has_form = route.policy.key.format.is_some() || route.policy.key.min_length.is_some();
-        if has_form && source.is_some_and(|source| source != KeySource::Header) {
+        if has_form && source.is_some_and(|source| !source.is_header()) {
             let what = "`format` and `min_length` apply only to keys with from = \"header\", and [defaults] has another `from`";
             let fix = "write from = \"header\" next to them, or remove them";
             self.refuse("", &format!("{path}.key"), ValueError::new(what, fix));
@@ -252,7 +260,7 @@ impl Checks<'_, '_> {
     ) {
         self.statuses(path, own);
         let layers = [(path, own), ("defaults", weaker)];
-        let source = layers.iter().find(|(_, layer)| layer.key.from.is_some());
+        let source = layers.iter().find(|(_, layer)| layer.key.source.is_some());
         for mistake in settings.policy.check() {
             let field = format!("{path}.{}", mistake.option);
             let (at, fix) = match (mistake.option, source) {

@@ -24,6 +24,7 @@ mod error;
 mod explain;
 mod fall_through;
 mod form;
+mod key;
 mod policy;
 mod reader;
 mod reconcile;
@@ -41,7 +42,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
-use onetake_http::{OnStoreDown, Tenant};
+use onetake_http::{OnStoreDown, RequestValue, Tenant};
 use onetake_relay::{RelayOptions, WebhookSecret};
 use serde_json::{Value as Json, json};
 
@@ -53,7 +54,7 @@ pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use sections::{
-    Admin, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched,
+    Admin, Cors, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched,
     UpstreamHost, UpstreamTls,
 };
 pub use tenant::ForwardAuth;
@@ -308,6 +309,19 @@ impl Config {
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
+            let policy = &route.settings.policy;
+            let values = policy.key.source.values();
+            let is_in_target =
+                |it: &RequestValue| matches!(it, RequestValue::Path(_) | RequestValue::Query(_));
+            if policy.duplicate_payload.is_some()
+                && !values.is_empty()
+                && values.iter().all(is_in_target)
+            {
+                warnings.push(format!(
+                    "route[{index}] ({}) has duplicate_payload without effect: its key is in the path or the query, so a request with another key is another payload",
+                    route.pattern
+                ));
+            }
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
             let name = format!("route[{index}] ({}, preset \"{preset}\")", route.pattern);
             if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
@@ -377,8 +391,23 @@ pub struct StoreConfig {
     /// Local folder for outcomes that the store has not accepted at shutdown; `None` for the memory
     /// store.
     pub journal: Option<PathBuf>,
+    /// The timeouts of the store.
+    pub timeouts: StoreTimeouts,
     /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
     pub encryption: Vec<Secret>,
+}
+
+/// The timeouts of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreTimeouts {
+    /// The longest time until a connection to a server is established.
+    pub connect: Duration,
+    /// The longest time for one statement or command of a server.
+    pub command: Duration,
+    /// The longest time that a request waits for its claim.
+    pub claim: Duration,
+    /// The longest time that a request waits until its outcome is saved.
+    pub settle: Duration,
 }
 
 /// `[relay]`, and the other sections that a relay needs.

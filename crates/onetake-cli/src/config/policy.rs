@@ -14,16 +14,17 @@ use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
 use onetake_http::velocity::Rate;
 use onetake_http::{
-    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown,
-    PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
+    By, Dialect, Disposition, DuplicateAction, DuplicatePayload, FingerprintMode, InFlight,
+    OnStoreDown, PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
 };
 use serde_json::json;
 
 use super::error::{Problems, ValueError};
 use super::form::{
-    Form, Shape, boolean, duration, header_name, integer, list, parse_part, pointer, size, table,
-    text, upstream, words,
+    Form, Shape, duration, header_name, integer, list, parse_part, pointer, size, table, text,
+    upstream, words,
 };
+use super::key::{KeyOptions, key};
 use super::reader::{Section, Value};
 use super::reconcile::{Reconcile, reconcile};
 use super::table::{Layered, Table, TableInfo, table};
@@ -49,7 +50,7 @@ table! {
         namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
             .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
         /// The source of the key, and its format: see [Keys](#keys).
-        key: KeyOptions = table::<KeyOptions>().then(key).or_default().applied(apply_key)
+        key: KeyOptions = key().or_default().applied(KeyOptions::apply)
             .else_says("the header; required for `payment` and `high-consequence`"),
         /// The owner of the key: see [Tenants](#tenants).
         tenant: Option<TenantOption> = tenant().optional()
@@ -82,6 +83,10 @@ table! {
         on_store_down: Option<OnStoreDown> = words(&ON_STORE_DOWN).at(|policy| &mut policy.on_store_down),
         /// Limits on new operations: see [Velocity](#velocity).
         velocity: Option<Vec<Velocity>> = velocity().at(|policy| &mut policy.velocity),
+        /// The treatment of a payload that the same tenant sent under another key a short time ago: see
+        /// [Re-keyed retries](#re-keyed-retries).
+        duplicate_payload: Option<Option<DuplicatePayload>> = duplicate_payload()
+            .at(|policy| &mut policy.duplicate_payload).else_says("off"),
         /// The URL for the requests of this route.
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
         /// The time for the whole response of the upstream.
@@ -192,8 +197,7 @@ impl Settings {
         };
         let mut policy = Policy::default();
         policy.outcomes = route.classify(outcomes);
-        let (tenant, reconcile, required) =
-            (all.tenant.clone(), all.reconcile.clone(), all.key.required);
+        let (tenant, reconcile) = (all.tenant.clone(), all.reconcile.clone());
         let wait = all.wait_timeout.unwrap_or(WAIT_TIMEOUT);
         policy.in_flight = match all.in_flight {
             None | Some(InFlightOption::Reject) => InFlight::Reject,
@@ -203,13 +207,6 @@ impl Settings {
         let grace = all.grace;
         all.apply(&mut policy);
         policy.terms.grace = grace.unwrap_or(policy.terms.lease);
-        if policy.key.source != KeySource::Header {
-            // Those of a weaker layer, for keys from a header.
-            let header = Policy::default().key;
-            (policy.key.format, policy.key.min_length) = (header.format, header.min_length);
-        }
-        // Keys that are not in a header are not forgotten by accident only.
-        policy.key.required = required.unwrap_or(policy.key.source != KeySource::Header);
         let forward_auth = match tenant {
             Some(TenantOption::ForwardAuth(auth)) => {
                 policy.tenant = Tenant::Custom(Arc::new(|_| None));
@@ -301,99 +298,6 @@ table! {
 
 fn problem_status() -> Form<Option<StatusCode>> {
     integer(400, 599).map(|number| StatusCode::from_u16(u16::try_from(number).ok()?).ok())
-}
-
-fn apply_key(policy: &mut Policy, key: KeyOptions) {
-    policy.key.source = key.source().unwrap_or_default();
-    key.apply(policy);
-}
-
-table! {
-    layered
-    /// `key`
-    pub(super) struct KeyOptions [Clone, Debug, Default] ("key", "{ from = \"header\", required = true }", json!({ "oneOf": [
-        // Options that belong to another source would be without effect.
-        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false } },
-        { "properties": { "from": { "const": "json" }, "parts": false, "format": false, "min_length": false },
-          "required": ["from", "pointer"] },
-        { "properties": { "from": { "const": "derive" }, "pointer": false, "format": false, "min_length": false },
-          "required": ["from", "parts"] },
-        { "properties": { "from": { "const": "issued" }, "pointer": false, "parts": false, "format": false,
-                          "min_length": false }, "required": ["from"] },
-        { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
-    ] })) {
-        /// The source of the key: the header, a value in the JSON body, a digest of values in the
-        /// JSON body, or a key that the gateway issued.
-        from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
-        /// Whether a request without a key is refused.
-        required: Option<bool> = boolean().optional()
-            .else_says("`false` for a header, except for `payment` and `high-consequence`; else `true`"),
-        /// The format of a key from a header.
-        format: Option<KeyFormat> = words(&FORMATS).at(|policy| &mut policy.key.format),
-        /// The shortest key from a header, in characters.
-        min_length: Option<usize> = integer(1, 255).at(|policy| &mut policy.key.min_length),
-        /// The key in the JSON body, as a JSON Pointer, for `from = "json"`.
-        pointer: Option<Pointer> = pointer().optional(),
-        /// The values that name the operation, such as `"json:/order_id"`, for `from = "derive"`.
-        parts: Option<Vec<Pointer>> = list(text("json:/([^~]|~[01])*", "\"json:/order_id\"", parse_part), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Source {
-    Header,
-    Json,
-    Derive,
-    Issued,
-}
-
-const SOURCES: [(&str, Source); 4] = [
-    ("header", Source::Header),
-    ("json", Source::Json),
-    ("derive", Source::Derive),
-    ("issued", Source::Issued),
-];
-const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
-
-impl KeyOptions {
-    /// The source of the key, if `from` is written. Options of another source come from a weaker
-    /// layer.
-    pub(super) fn source(&self) -> Option<KeySource> {
-        Some(match self.from? {
-            Source::Header => KeySource::Header,
-            Source::Issued => KeySource::Issued,
-            Source::Json => KeySource::Json(self.pointer.clone()?),
-            Source::Derive => KeySource::Derive(self.parts.clone()?),
-        })
-    }
-}
-
-/// Refuses options that belong to another source, and a source without the option that it needs.
-fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<KeyOptions> {
-    let is_header = matches!(key.from, None | Some(Source::Header));
-    let foreign = [
-        ("pointer", "json", key.from == Some(Source::Json)),
-        ("parts", "derive", key.from == Some(Source::Derive)),
-        ("format", "header", is_header),
-        ("min_length", "header", is_header),
-    ];
-    for (name, owner, belongs) in foreign {
-        if let Some(field) = value.field(name).filter(|_| !belongs) {
-            let what = format!("applies only to keys with from = \"{owner}\"");
-            let fix = format!("write from = \"{owner}\", or remove it");
-            return field.refuse(ValueError::new(what, fix), problems);
-        }
-    }
-    let needed = match key.from {
-        Some(Source::Json) => "pointer = \"/client_reference\"",
-        _ => "parts = [\"json:/order_id\"]",
-    };
-    if key.from.is_some() && key.source().is_none() {
-        let what = format!("`{}` is missing", needed.split(' ').next().unwrap_or_default());
-        let fault = ValueError::new(what, format!("write for example {needed}"));
-        return value.field("from")?.refuse(fault, problems);
-    }
-    Some(key)
 }
 
 table! {
@@ -488,6 +392,24 @@ fn velocity() -> Form<Vec<Velocity>> {
     let one =
         table::<VelocityOptions>().map(|VelocityOptions { by, limit }| Velocity::new(by, limit));
     list(one, (0, 8), "[{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]")
+}
+
+table! {
+    /// `duplicate_payload`
+    struct DuplicateOptions [Debug] ("duplicate_payload", "{ window = \"10m\", action = \"log\" }") {
+        /// The time after the first request in which a second key is suspicious.
+        window: Duration = duration("1s", "1d", "10m").or("\"10m\""),
+        /// The treatment: none, a metric and a line in the log, or a refusal with 409 `duplicate_payload`.
+        action: Option<DuplicateAction> = words(&DUPLICATE_ACTIONS).required(),
+    }
+}
+
+const DUPLICATE_ACTIONS: [(&str, Option<DuplicateAction>); 3] =
+    [("off", None), ("log", Some(DuplicateAction::Log)), ("reject", Some(DuplicateAction::Reject))];
+
+fn duplicate_payload() -> Form<Option<DuplicatePayload>> {
+    table::<DuplicateOptions>()
+        .map(|it| it.action.map(|action| DuplicatePayload::new(it.window, action)))
 }
 
 fn parse_rate(text: &str) -> Result<Rate, ValueError> {

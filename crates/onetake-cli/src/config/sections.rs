@@ -12,7 +12,9 @@ use ipnet::IpNet;
 use onetake_relay::WebhookSecret;
 use onetake_stores::{ServerUrl, StoreUrl};
 
-use super::address::{parse_nats, parse_network, parse_service, parse_store, parse_upstream_host};
+use super::address::{
+    parse_nats, parse_network, parse_origin, parse_service, parse_store, parse_upstream_host,
+};
 use super::error::{Problems, ValueError};
 use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, size, table, text,
@@ -75,6 +77,10 @@ table! {
         shutdown_delay: Duration = duration("0s", "10m", "5s").or("\"5s\""),
         /// The time after `shutdown_delay` for which running requests may finish.
         shutdown_limit: Duration = duration("0s", "1h", "20s").or("\"20s\""),
+        /// The most payloads that `duplicate_payload` remembers in this process, at about 250 bytes each.
+        duplicate_payloads_max: usize = integer(1, 10_000_000).or("100000"),
+        /// The origins whose pages may send keyed requests: see [Browsers](#browsers).
+        cors: Option<Cors> = table::<Cors>().then(cors).optional().else_says("none: browsers send keys to the same origin only"),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Clients then connect with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
@@ -98,6 +104,29 @@ pub enum UpstreamHost {
 
 fn upstream_host() -> Form<UpstreamHost> {
     text(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*", "\"pass\"", parse_upstream_host)
+}
+
+table! {
+    /// `cors`
+    pub struct Cors [Clone, Debug, PartialEq, Eq] ("cors", "{ origins = [\"https://app.example.com\"] }") {
+        /// The origins as browsers send them, such as `"https://app.example.com"`, or `"*"` for all.
+        origins: Vec<String> = list(text(ORIGIN, "\"https://app.example.com\"", parse_origin), (1, 100), "[\"https://app.example.com\"]").required(),
+        /// Whether pages may send cookies and TLS client certificates. Not with the origin `"*"`.
+        credentials: bool = boolean().or("false"),
+        /// The time for which browsers may keep the answer to a preflight.
+        max_age: Duration = duration("0s", "1d", "10m").or("\"10m\""),
+    }
+}
+
+const ORIGIN: &str = r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+";
+
+fn cors(cors: Cors, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Cors> {
+    if cors.credentials && cors.origins.iter().any(|origin| origin == "*") {
+        let what = "the origin \"*\" cannot be combined with credentials: any page could act for your users";
+        let fault = ValueError::new(what, "name the origins, or remove `credentials`");
+        return value.field("credentials")?.refuse(fault, problems);
+    }
+    Some(cors)
 }
 
 /// The treatment of requests that no route matches.
@@ -225,6 +254,15 @@ table! {
         /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment`
         /// and `high-consequence`, and a PostgreSQL that does not fsync.
         allow_lossy: bool = boolean().or("false"),
+        /// The longest time until a connection to a server is established.
+        connect_timeout: Duration = duration("10ms", "1m", "2s").or("\"2s\""),
+        /// The longest time for one statement or command of a server, and a second more for each MiB that it writes.
+        timeout: Duration = duration("10ms", "1m", "2s").or("\"2s\""),
+        /// The longest time that a request waits for its claim. Then it is answered as if the store were unreachable.
+        claim_timeout: Duration = duration("10ms", "1m", "5s").or("\"5s\""),
+        /// The longest time that a request waits until its outcome is saved, and a second more for each MiB. Then it
+        /// is answered with 503 `outcome_pending`.
+        settle_timeout: Duration = duration("10ms", "1m", "5s").or("\"5s\""),
         /// The folder on this machine for outcomes that the store did not accept before shutdown.
         journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
             .else_says("next to the files of the store, or `./onetake-journal` for a server"),

@@ -28,6 +28,7 @@ use onetake_http::{
 
 use super::client_connection::Answer;
 use super::client_ip::client_of;
+use super::cors::CorsRequest;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
 use super::request_heads::check_size;
@@ -84,7 +85,15 @@ impl Answer for Edge {
             let from = clock.monotonic();
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
-            match admit(plans, peer.ip(), &mut parts) {
+            let cors = plans.cors.as_ref().map(|cors| (cors, CorsRequest::of(&parts)));
+            if let Some((cors, request)) = &cors
+                && let Some(wanted) = request.preflight()
+                && plans.is_responsible(wanted, parts.uri.path())
+            {
+                return cors.permit(request).map(whole);
+            }
+            let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
+            let mut response = match admit(plans, peer.ip(), &mut parts) {
                 Err(problem) => plans.answers.tell(problem, None).map(whole),
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
@@ -98,7 +107,14 @@ impl Answer for Edge {
                     log(&method, &plan, &response, clock.monotonic() - from);
                     response.map(Either::Left)
                 }
+            };
+            let is_problem = response.extensions().get::<Code>().is_some();
+            if let Some((cors, request)) = cors
+                && (is_responsible || is_problem)
+            {
+                cors.write(&request, response.headers_mut());
             }
+            response
         })
     }
 }
@@ -216,6 +232,7 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
         if about.contains(&text)
             || families.iter().any(|family| text.starts_with(family))
             || plans.tenant_headers.contains(&name)
+            || plans.key_headers.contains(&name)
         {
             return Err(refused(
                 "The Connection header names an end-to-end header, such as Host or Authorization.",
@@ -514,7 +531,8 @@ mod tests {
 
     #[test]
     fn requests_without_a_route_are_refused_if_the_file_says_so() {
-        let secret = "[secrets]\nissued_keys = [{ id = \"a\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]\n";
+        // The secret that signs issued keys is in the store, if the file has none.
+        let issued = "[[route]]\nmatch = \"POST /issued\"\nkey = { from = \"issued\" }\n";
         let file = FILE.replacen("[[route]]", "unmatched = \"refuse\"\n[[route]]", 1);
         for (method, path, expected) in [
             ("POST", "/charges", Ok("POST /charges")),
@@ -529,7 +547,7 @@ mod tests {
             assert_eq!(planned(&file, method, path), expected, "{method} {path}");
             assert!(planned(FILE, method, path).is_ok(), "{method} {path}");
         }
-        let file = format!("{file}{secret}");
+        let file = format!("{file}{issued}");
         assert_eq!(planned(&file, "POST", "/idempotency-tokens"), Ok("-".to_owned()));
     }
 

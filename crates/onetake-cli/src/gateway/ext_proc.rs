@@ -26,10 +26,10 @@ use onetake_http::{
 use tower::Layer;
 use tower_service::Service;
 
+use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
 use super::plan::{Plan, Plans, Refused};
-use super::client_connection::Answer;
 use crate::config::ExtProc;
 use crate::traces::Parent;
 

@@ -13,6 +13,7 @@ mod client_connection;
 mod client_ip;
 mod client_stream;
 mod cores;
+mod cors;
 mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
@@ -46,7 +47,7 @@ use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Clock, Engine, ReconcileOptions, Store, StoreError, SystemClock};
-use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
+use onetake_http::{HttpLimits, OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
@@ -214,7 +215,10 @@ impl Gateway {
         }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
+        let limits =
+            HttpLimits::default().duplicate_payloads_max(config.gateway.duplicate_payloads_max);
         let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
+        layer = layer.limits(limits);
         if let Some(place) = shared_velocity {
             layer = layer.shared_velocity(place);
         }

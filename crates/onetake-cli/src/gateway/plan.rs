@@ -8,10 +8,12 @@ use http::{HeaderName, HeaderValue, Method, Uri};
 use ipnet::IpNet;
 
 use onetake_http as layer;
+use onetake_http::problem::DOCUMENTATION;
 use onetake_http::routes::{RoutePattern, find_route, handle_tenants};
 use onetake_http::{AmbiguousRequest, Code, Problem, TOKENS};
 
 use super::Connector;
+use super::cors::Cors;
 use super::reconcile::remembered_for;
 use super::tenants::Tenants;
 use crate::config::{Config, Route, Settings, Unmatched, UpstreamHost};
@@ -84,6 +86,7 @@ pub(super) struct Plans {
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
     unmatched: Unmatched,
+    pub(super) cors: Option<Cors>,
     /// True if the layer issues keys, so that it answers requests for them itself.
     issues_keys: bool,
     /// In which words the gateway speaks where it does not come to a plan.
@@ -93,6 +96,8 @@ pub(super) struct Plans {
     pub(super) proto: &'static str,
     /// Headers that name tenants. They are removed unless the peer is a trusted proxy.
     pub(super) tenant_headers: Vec<HeaderName>,
+    /// Headers with keys, other than `Idempotency-Key`.
+    pub(super) key_headers: Vec<HeaderName>,
     /// True if a route uses the client's address as the tenant.
     pub(super) tells_addresses: bool,
 }
@@ -113,6 +118,13 @@ impl Plans {
                 _ => None,
             })
             .collect();
+        let key_values = policies().flat_map(|policy| policy.key.source.values());
+        let key_headers = key_values
+            .filter_map(|value| match value {
+                layer::RequestValue::Header(name) => Some(name.clone()),
+                _ => None,
+            })
+            .collect();
         let fallback = |policy| Plan {
             label: NO_ROUTE.to_owned(),
             policy,
@@ -126,11 +138,13 @@ impl Plans {
             keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
             unmatched: config.gateway.unmatched,
-            issues_keys: !config.secrets.issued_keys.is_empty(),
+            cors: config.gateway.cors.as_ref().map(Cors::new),
+            issues_keys: policies().any(|policy| policy.key.source == layer::KeySource::Issued),
             answers: config.defaults.policy.problem_format(),
             trusted: config.gateway.trusted_proxies.clone(),
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
+            key_headers,
             tells_addresses,
         }
     }
@@ -150,12 +164,26 @@ impl Plans {
         if let Some(plan) = self.route(method, path).map_err(Refused::Ambiguous)? {
             return Ok(plan);
         }
-        let is_own = self.issues_keys && *method == Method::POST && path == TOKENS;
+        let is_own = self.issues_tokens(method, path);
         let is_never_keyed = layer::policy::NEVER_KEYED.contains(method);
         match self.unmatched {
             Unmatched::Refuse if !is_own && !is_never_keyed => Err(Refused::NoRoute),
             Unmatched::Pass | Unmatched::Refuse => Ok(self.defaults(method)),
         }
+    }
+
+    fn issues_tokens(&self, method: &Method, path: &str) -> bool {
+        self.issues_keys && *method == Method::POST && path == TOKENS
+    }
+
+    /// True if the gateway is responsible for the CORS headers of such a request: it can be keyed,
+    /// is for one of the gateway's endpoints, or is refused.
+    pub(super) fn is_responsible(&self, method: &Method, path: &str) -> bool {
+        let is_endpoint = *method == Method::GET
+            && (path == DOCUMENTATION || path.starts_with(layer::OPERATIONS));
+        is_endpoint
+            || self.issues_tokens(method, path)
+            || self.admit(method, path).map_or(true, |plan| plan.policy.is_some())
     }
 
     fn route(&self, method: &Method, path: &str) -> Result<Option<&Arc<Plan>>, AmbiguousRequest> {
@@ -295,7 +323,7 @@ pub(super) mod tests {
         let mut policy = (*policy).clone();
         // Fields that the gateway sets itself are reset before the comparison.
         policy.label = layer::Policy::new().label;
-        policy.methods = None;
+        (policy.methods, policy.path) = (None, None);
         policy.upstream_timeout -= PROXY_FIRST;
         policy
     }
@@ -325,12 +353,30 @@ pub(super) mod tests {
             ("key = { min_length = 20 }", new().key_min_length(20)),
             (
                 "key = { from = \"json\", pointer = \"/id\" }\ntenant = \"public\"",
-                new().key_from(KeySource::Json(pointer("/id"))).tenant(Tenant::Public),
+                new().key_from(KeySource::json("/id")).tenant(Tenant::Public),
+            ),
+            (
+                "key = { from = \"header\", name = \"X-GitHub-Delivery\" }\ntenant = \"public\"",
+                new().key_from(KeySource::header("x-github-delivery")).tenant(Tenant::Public),
+            ),
+            (
+                "key = { from = \"query\", name = \"order\", required = false }\ntenant = \"public\"",
+                {
+                    let mut policy = new().key_from(KeySource::query("order")).tenant("public");
+                    policy.key.required = false;
+                    policy
+                },
+            ),
+            (
+                "key = { from = \"derive\", parts = [\"header:X-A\", \"query:b\", \"json:/c\"] }\ntenant = \"public\"",
+                new()
+                    .key_from(KeySource::derive(["header:x-a", "query:b", "/c"]))
+                    .tenant(Tenant::Public),
             ),
             (
                 "key = { from = \"derive\", parts = [\"json:/a\"] }\ntenant = { header = \"X-A\" }",
                 new()
-                    .key_from(KeySource::Derive(vec![pointer("/a")]))
+                    .key_from(KeySource::derive(["/a"]))
                     .tenant(Tenant::Header(HeaderName::from_static("x-a"))),
             ),
             (
@@ -358,6 +404,11 @@ pub(super) mod tests {
                 new().key_required().velocity([By::Tenant, By::Json(pointer("/card"))], rate),
             ),
             ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
+            (
+                "duplicate_payload = { window = \"9s\", action = \"reject\" }",
+                new().duplicate_payload(secs(9), layer::DuplicateAction::Reject),
+            ),
+            ("duplicate_payload = { action = \"off\" }", new()),
             (
                 "record = [\"503\"]\nrelease = [\"5xx\"]\nmark_unknown = [\"404\"]",
                 new().record(["503"]).release(["5xx"]).mark_unknown(["404"]),

@@ -272,13 +272,19 @@ impl Asked {
     fn interrupted(self) -> Response<Body> {
         let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let cause = Cause::Reported("the upstream closed the connection without a response".into());
-        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
+        let problem = Problem::new(Code::UpstreamInterrupted, detail);
+        self.told(self.with_retry(problem), Disposition::Unknown, cause)
     }
 
     fn timed_out(self) -> Response<Body> {
         let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let problem = Problem::new(Code::UpstreamTimeout, detail);
-        self.told(problem, Disposition::Unknown, Cause::TimedOut)
+        self.told(self.with_retry(problem), Disposition::Unknown, Cause::TimedOut)
+    }
+
+    /// Without a key, a retry may run what was run already.
+    fn with_retry(self, problem: Problem) -> Problem {
+        problem.retryable(self.reference.is_some())
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {

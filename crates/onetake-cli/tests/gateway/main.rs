@@ -7,9 +7,11 @@ mod broken_uploads;
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
+mod cors;
 mod deliberate_bugs;
 mod demo;
 mod documented_metrics;
+mod duplicate_payloads;
 mod early_answers;
 mod forwarding;
 mod graceful_shutdown;
@@ -27,3 +29,4 @@ mod secrets_at_rest;
 mod tenants;
 mod tls;
 mod trailers;
+mod webhooks;

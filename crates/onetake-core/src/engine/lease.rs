@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
-use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
+use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition, transfer_time};
 use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
@@ -225,10 +225,15 @@ impl Lease {
         mut self,
         transition: Transition,
     ) -> (Settling, Option<BoxFuture<'static, ()>>) {
+        let more = match &transition {
+            Transition::Complete(recording) => transfer_time(recording.bytes()),
+            _ => Duration::ZERO,
+        };
         let Some(mut settling) = self.hand_over(transition) else {
             return (Settling::Pending, None);
         };
-        let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
+        let patience = self.engine.inner.limits.settle_patience.saturating_add(more);
+        let patience = self.engine.inner.clock.sleep(patience);
         tokio::select! {
             biased;
             settled = &mut settling => (settled, None),

@@ -137,8 +137,8 @@ pub struct PathRules {
 pub struct PathPattern {
     text: String,
     segments: Vec<Segment>,
-    /// True if `{*rest}` follows the segments.
-    rest: bool,
+    /// The name of `{*rest}`, if it follows the segments.
+    rest: Option<String>,
     ends_with_slash: bool,
     rules: PathRules,
 }
@@ -147,8 +147,8 @@ pub struct PathPattern {
 enum Segment {
     /// The segment, percent-decoded.
     Literal(Vec<u8>),
-    /// Any segment that is not empty.
-    Any,
+    /// Any segment that is not empty, by the name of its parameter.
+    Any(String),
 }
 
 impl PathPattern {
@@ -168,13 +168,13 @@ impl PathPattern {
                 (Segment::Literal(literal), PathCase::Ignore) => {
                     literal.eq_ignore_ascii_case(segment)
                 }
-                (Segment::Any, _) => !segment.is_empty(),
+                (Segment::Any(_), _) => !segment.is_empty(),
             };
             if !fits {
                 return false;
             }
         }
-        if self.rest {
+        if self.rest.is_some() {
             return segments.next().is_some();
         }
         let is_end = match self.rules.trailing_slash {
@@ -182,6 +182,47 @@ impl PathPattern {
             TrailingSlash::Exact => path.ends_with_slash == self.ends_with_slash,
         };
         is_end && segments.next().is_none()
+    }
+
+    /// Returns the number of parameters with this name.
+    pub(crate) fn count_of(&self, name: &str) -> usize {
+        let is_it = |segment: &&Segment| matches!(segment, Segment::Any(other) if other == name);
+        let is_rest = self.rest.as_deref() == Some(name);
+        self.segments.iter().filter(is_it).count() + usize::from(is_rest)
+    }
+
+    /// Returns the value of a parameter in a path, percent-decoded once. Returns `None` if the path
+    /// does not match, or if the pattern has no such parameter.
+    ///
+    /// # Errors
+    /// If two servers could read the value differently.
+    pub(crate) fn parameter(
+        &self,
+        name: &str,
+        path: &str,
+    ) -> Result<Option<Vec<u8>>, AmbiguousRequest> {
+        let path = NormalPath::parse(path)?;
+        let value = self.value_of(name, &path.normal);
+        let differs =
+            |other: &Segments<'_>| self.fits(other) && self.value_of(name, other) != value;
+        match path.others.iter().any(differs) {
+            true => Err(AmbiguousRequest::TwoValues),
+            false => Ok(value),
+        }
+    }
+
+    fn value_of(&self, name: &str, path: &Segments<'_>) -> Option<Vec<u8>> {
+        if !self.fits(path) {
+            return None;
+        }
+        let mut segments = path.iter();
+        for (pattern, segment) in self.segments.iter().zip(segments.by_ref()) {
+            if matches!(pattern, Segment::Any(other) if other == name) {
+                return Some(segment.to_vec());
+            }
+        }
+        let is_rest = self.rest.as_deref() == Some(name);
+        is_rest.then(|| segments.collect::<Vec<_>>().join(&b'/'))
     }
 
     /// True if this pattern matches every path that the other pattern matches.
@@ -192,18 +233,18 @@ impl PathPattern {
                 (Segment::Literal(ours), Some(Segment::Literal(theirs))) => {
                     self.covers_literal(ours, other, theirs)
                 }
-                (Segment::Any, Some(_)) => true,
-                (Segment::Literal(_), Some(Segment::Any)) | (_, None) => false,
+                (Segment::Any(_), Some(_)) => true,
+                (Segment::Literal(_), Some(Segment::Any(_))) | (_, None) => false,
             };
             if !is_covered {
                 return false;
             }
         }
-        match (self.rest, theirs.next()) {
-            (true, Some(_)) => true,
-            (true, None) => other.rest,
-            (false, None) => !other.rest && self.covers_end(other),
-            (false, Some(_)) => false,
+        match (&self.rest, theirs.next()) {
+            (Some(_), Some(_)) => true,
+            (Some(_), None) => other.rest.is_some(),
+            (None, None) => other.rest.is_none() && self.covers_end(other),
+            (None, Some(_)) => false,
         }
     }
 
@@ -233,15 +274,15 @@ impl PathPattern {
         }
         let inner = text.strip_prefix('/').unwrap_or(text);
         let mut segments = Vec::new();
-        let mut rest = false;
+        let mut rest = None;
         for segment in inner.split('/').filter(|segment| !segment.is_empty()) {
-            if rest {
+            if rest.is_some() {
                 let what = "`{*…}` matches the rest of the path and must be the last segment";
                 return Err(RoutePatternError::new(what, EXAMPLE));
             }
             match parse_segment(segment)? {
-                Some(segment) => segments.push(segment),
-                None => rest = true,
+                Ok(segment) => segments.push(segment),
+                Err(name) => rest = Some(name),
             }
         }
         let ends_with_slash = inner.ends_with('/');
@@ -326,8 +367,8 @@ fn never_sent(refused: AmbiguousRequest) -> RoutePatternError {
     )
 }
 
-/// Parses a segment. Returns `None` for `{*rest}`.
-fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
+/// Parses a segment. The inner error is the name of `{*rest}`.
+fn parse_segment(text: &str) -> Result<Result<Segment, String>, RoutePatternError> {
     if text.contains("{{") || text.contains("}}") {
         let what = "escaped braces, `{{` and `}}`, are not supported";
         return Err(RoutePatternError::new(what, "match the segment with `{name}` instead"));
@@ -344,7 +385,7 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
         if [&b"."[..], b".."].contains(&&*literal) {
             return Err(never_sent(AmbiguousRequest::DotSegment));
         }
-        return Ok(Some(Segment::Literal(literal)));
+        return Ok(Ok(Segment::Literal(literal)));
     }
     let bad = || {
         let fix = "a placeholder must be a whole segment: write `{name}` or `{*rest}` between two slashes";
@@ -358,7 +399,8 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
     if name.is_empty() || name.contains(['{', '}', '*', ':']) {
         return Err(bad());
     }
-    Ok((!rest).then_some(Segment::Any))
+    let name = name.to_owned();
+    Ok(if rest { Err(name) } else { Ok(Segment::Any(name)) })
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use onetake_core::store::{Answers, Claim, Claimed, SharedSecrets};
 use onetake_core::{
     Engine, Limits, ManualClock, MemoryStore, Record, RecordId, Store, StoreError, SystemRng,
 };
-use onetake_http::json::Pointer;
 use onetake_http::typed::json;
 use onetake_http::{
     By, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy, Secrets, Stored,
@@ -410,7 +409,7 @@ async fn two_layers_around_each_other_run_it_once() {
 async fn a_body_that_names_nothing_takes_a_place_too() {
     let api = Api::new();
     let mut policy = Policy::new().tenant(Tenant::Public);
-    policy.key.source = KeySource::Json(Pointer::parse("/order").unwrap());
+    policy.key.source = KeySource::json("/order").unwrap();
     let limits = HttpLimits::default().bodies_max(1);
     let layer = OnetakeLayer::builder(api.engine.clone())
         .resolve(Arc::new(policy))

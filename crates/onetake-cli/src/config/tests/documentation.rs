@@ -105,6 +105,8 @@ fn the_tables_of_the_page_are_those_of_the_declaration() {
         "fingerprint",
         "statuses",
         "velocity",
+        "duplicate_payload",
+        "cors",
         "jwt",
         "forward_auth",
         "reconcile",

@@ -18,7 +18,7 @@ use http::request;
 use http::response::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{Verdict, Work};
@@ -32,6 +32,7 @@ use crate::deadline;
 use crate::head::Head;
 use crate::issued;
 use crate::layer::LayerState;
+use crate::memory::BodyPermit;
 use crate::policy::Policy;
 use crate::problem::from_engine::in_progress;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert, misconfigured};
@@ -85,7 +86,7 @@ pub(crate) struct OperationWork<S, Req> {
     pub(crate) call: Box<InnerCall>,
     /// The permit for the memory of request and response. It is held until the outcome is settled
     /// (S19).
-    pub(crate) place: Option<OwnedSemaphorePermit>,
+    pub(crate) place: Option<BodyPermit>,
     pub(crate) pass: Pass,
     /// `false` if the issued key has expired and its record has an outcome. The operation must not
     /// run again, also if that record expires before the claim.
@@ -180,7 +181,7 @@ where
     Res: Body<Data = Bytes> + Send + 'static,
     Res::Error: Into<BoxError> + Send,
 {
-    type Output = (Ran<Res, S::Error>, Option<OwnedSemaphorePermit>);
+    type Output = (Ran<Res, S::Error>, Option<BodyPermit>);
 
     async fn run(mut self, lease: &Lease) -> (Verdict, Self::Output) {
         let place = self.place.take();

@@ -407,6 +407,7 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
              requires no token. Write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
         );
     }
+    gateway::raise_limit();
     let gateway = Gateway::start(config)
         .await
         .map_err(|error: StartError| Failed(ErrorChain(&error).to_string(), 3))?;

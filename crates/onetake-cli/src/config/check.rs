@@ -80,6 +80,11 @@ impl Checks<'_, '_> {
             patterns.push(pattern.clone());
             routes.extend(own.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
+        let settings = routes.iter().map(|route: &Route| &route.settings).chain([&defaults]);
+        let largest = settings.map(|settings| settings.policy.max_request_body).max();
+        if let Some(fault) = file.limits.too_little_memory(largest.unwrap_or_default()) {
+            self.refuse("limits.max_body_memory", "limits.max_body_memory", fault);
+        }
         let is_https = |sink: &Sink| matches!(sink, Sink::Webhook(url) if url.scheme() == Some(&Scheme::HTTPS));
         Some(Config {
             has_https_relay: file.relay.sink.as_ref().is_some_and(is_https),
@@ -87,6 +92,7 @@ impl Checks<'_, '_> {
             admin,
             store,
             sweep: file.sweep,
+            limits: file.limits,
             secrets: file.secrets,
             defaults,
             routes,
@@ -173,7 +179,8 @@ impl Checks<'_, '_> {
             _ => Some(PathBuf::from(JOURNAL_FOLDER)),
         });
         let encryption = file.secrets.encryption.clone();
-        StoreConfig { url, filter, allow_lossy: file.store.allow_lossy, journal, encryption }
+        let (allow_lossy, memory_bytes) = (file.store.allow_lossy, file.limits.max_store_memory);
+        StoreConfig { url, filter, allow_lossy, journal, encryption, memory_bytes }
     }
 
     /// Refuses Redis alone as the store for payments, unless the operator allows it.

@@ -24,6 +24,7 @@ mod error;
 mod explain;
 mod fall_through;
 mod form;
+mod limits;
 mod policy;
 mod reader;
 mod reconcile;
@@ -47,6 +48,7 @@ use serde_json::{Value as Json, json};
 
 pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
+pub use limits::Limits;
 pub use onetake_http::Preset;
 pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
@@ -225,7 +227,7 @@ pub fn purposes(text: &str) -> Purposes {
         ("gateway", tree::TomlType::Table(fields)) => {
             fields.iter().any(|field| field.name != "upstream_tls")
         }
-        (name, _) => ["gateway", "defaults", "route"].contains(&name),
+        (name, _) => ["gateway", "limits", "defaults", "route"].contains(&name),
     };
     let relay = sections.iter().any(|section| section.name == "relay");
     Purposes { gateway: !relay || sections.iter().any(is_gateways), relay }
@@ -257,6 +259,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[sweep]`: deletion of expired records.
     pub sweep: Sweep,
+    /// `[limits]`: limits on connections, requests and memory.
+    pub limits: Limits,
     /// `[secrets]`: secrets of the operator.
     pub secrets: SecretsConfig,
     /// The settings of a POST or PATCH that no route matches.
@@ -352,6 +356,8 @@ pub struct StoreConfig {
     pub journal: Option<PathBuf>,
     /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
     pub encryption: Vec<Secret>,
+    /// `[limits] max_store_memory`: the memory of the embedded store, in bytes.
+    pub memory_bytes: usize,
 }
 
 /// `[relay]`, and the other sections that a relay needs.

@@ -18,6 +18,7 @@ use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, table, text,
     upstream, words,
 };
+use super::limits::Limits;
 use super::policy::{PolicyOptions, RouteOptions, defaults};
 use super::reader::Value;
 use super::table::table;
@@ -37,6 +38,8 @@ table! {
         store: StoreOptions = table().or_empty(),
         /// The deletion of expired records.
         sweep: Sweep = table().or_empty(),
+        /// The limits on connections, requests and memory.
+        limits: Limits = table().or_empty(),
         /// The delivery of the outbox, for `onetake relay`.
         relay: RelayOptions = table().or_empty(),
         /// Secrets of the operator. The first of each kind is used, and all are recognised.

@@ -14,7 +14,6 @@ use http::uri::Authority;
 use http::{Method, Request, Response, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
@@ -27,6 +26,7 @@ use onetake_http::{
 };
 
 use super::client_ip::client_of;
+use super::in_flight::{Connection, Held, REQUESTS};
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
 use crate::traces::Parent;
@@ -43,11 +43,11 @@ const X_FORWARDED: &str = "x-forwarded-";
 const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
 
 /// The body of a response: that of the layer, or one of the edge itself.
-pub(super) type AnyBody = Either<ResponseBody<proxy::Body>, Full<Bytes>>;
+pub(super) type AnyBody = Held<Either<ResponseBody<proxy::Body>, Full<Bytes>>>;
 
-/// A connection's permit from the limit on connections. A WebSocket tunnel keeps it after the
-/// request.
-pub(super) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
+/// A connection's permit from the limit on connections, and the share of its requests in other
+/// limits. A WebSocket tunnel keeps it after the request.
+pub(super) type ConnectionPermit = Arc<Connection>;
 
 /// The whole gateway as one service.
 pub(super) struct Edge {
@@ -72,12 +72,17 @@ impl Edge {
         Box::pin(async move {
             let Self { inner, plans, clock } = &*edge;
             let from = clock.monotonic();
+            let permit = match place.enter(REQUESTS).await {
+                Ok(permit) => permit,
+                Err(full) => return plans.answers.tell(full.problem(), None).map(whole),
+            };
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
             match admit(plans, peer.ip(), &mut parts) {
                 Err(problem) => plans.answers.tell(problem, None).map(whole),
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
+                    parts.extensions.insert(place.bodies());
                     parts.extensions.insert(place);
                     parts.extensions.insert(ExactEnd);
                     let parent = Parent::take(&mut parts.headers);
@@ -86,7 +91,7 @@ impl Edge {
                     let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
-                    response.map(Either::Left)
+                    response.map(|body| Held::new(Either::Left(body), [Some(permit), None]))
                 }
             }
         })
@@ -114,7 +119,7 @@ fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time:
 }
 
 fn whole(body: Bytes) -> AnyBody {
-    Either::Right(Full::new(body))
+    Held::new(Either::Right(Full::new(body)), [None, None])
 }
 
 /// Checks and prepares the head of a request.

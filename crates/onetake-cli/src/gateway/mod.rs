@@ -10,8 +10,11 @@
 mod admin;
 mod client_ip;
 mod cores;
+mod descriptors;
 mod edge;
 mod forward_auth;
+mod gauges;
+mod in_flight;
 mod jwks;
 mod plan;
 mod proxy;
@@ -32,22 +35,27 @@ use http::Method;
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Clock, Engine, ReconcileOptions, Store, StoreError, SystemClock};
-use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
+use onetake_http::{HttpLimits, OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
 use cores::Cores;
+use descriptors::Descriptors;
+pub use descriptors::raise_limit;
 use edge::Edge;
+use gauges::Gauges;
+use in_flight::Gates;
 use plan::{Plan, Plans};
 use proxy::Proxy;
 use readiness::Readiness;
 use reconcile::Reconciler;
-use server::Server;
+use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
@@ -163,7 +171,13 @@ impl Gateway {
             tokio::spawn(jwks::keep(set, connector, clock, stop_admin.clone()));
         }
         let readiness = Readiness::new(engine.clone(), key_sets);
-        let status = admin::Status { readiness, metrics, draining: draining.clone() };
+        let gauges = Arc::<Gauges>::default();
+        let status = admin::Status {
+            readiness,
+            metrics,
+            gauges: Arc::clone(&gauges),
+            draining: draining.clone(),
+        };
         let api = admin::Api::new(engine.clone(), tenants);
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
@@ -174,18 +188,32 @@ impl Gateway {
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
         let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
+        layer = layer.limits(
+            HttpLimits::default()
+                .body_bytes_max(config.limits.max_body_memory)
+                .body_rate_min(config.limits.min_body_rate),
+        );
         if let Some(place) = shared_velocity {
             layer = layer.shared_velocity(place);
         }
         let layer = layer.build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
+        let descriptors = Descriptors::of(&config, cores.count());
         let edge = |_| {
-            let inner = layer.layer(Proxy::new(connector.clone()));
+            let inner = layer.layer(Proxy::new(connector.clone(), descriptors.idle_per_core_max));
             Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(engine.clock())))
         };
         let edges = (0..cores.count()).map(edge).collect();
         let clock = Arc::clone(engine.clock());
-        let server = Server::start(listener, tls, (Arc::clone(&cores), edges), clock);
+        let gates = descriptors.gates(&config.limits);
+        let gates = Gates::new(gates, plans.upstreams, Arc::clone(&clock));
+        let limits = ServerLimits {
+            places: Arc::new(Semaphore::new(descriptors.connections_max)),
+            configured: Arc::new(config.limits),
+            gates,
+        };
+        gauges.watch(&limits, descriptors, layer);
+        let server = Server::start(listener, tls, (Arc::clone(&cores), edges), limits, clock);
         Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
     }
 

@@ -11,6 +11,7 @@ use onetake_http::routes::{RoutePattern, find_route, handle_tenants};
 use onetake_http::{AmbiguousRequest, Code, Problem, TOKENS};
 
 use super::Connector;
+use super::in_flight::Gates;
 use super::reconcile::remembered_for;
 use super::tenants::Tenants;
 use crate::config::{Config, Route, Settings, Unmatched};
@@ -30,6 +31,8 @@ pub(super) struct Plan {
     pub(super) policy: Option<Arc<layer::Policy>>,
     /// `None` if no upstream is configured.
     pub(super) upstream: Option<Uri>,
+    /// The gate of the upstream.
+    pub(super) gate: usize,
     /// Timeout of the upstream.
     pub(super) timeout: Duration,
     /// In which words the gateway itself speaks.
@@ -54,13 +57,21 @@ pub(super) struct Plans {
     pub(super) tenant_headers: Vec<HeaderName>,
     /// True if a route uses the client's address as the tenant.
     pub(super) tells_addresses: bool,
+    /// The number of different upstreams.
+    pub(super) upstreams: usize,
 }
 
 impl Plans {
     /// Builds the plans. The connector is for `forward_auth` services.
     pub(super) fn new(config: &Config, connector: &Connector) -> Self {
         let mut tenants = Tenants::new(connector.clone());
-        let mut plan = |route| Arc::new(plan_of(route, &mut tenants));
+        let upstreams = upstreams(config);
+        let gate = |upstream: Option<&Uri>| {
+            let number = upstreams.iter().position(|other| Some(*other) == upstream);
+            Gates::of_upstream(number.unwrap_or_default())
+        };
+        let mut plan =
+            |route: &Route| Arc::new(plan_of(route, gate(Some(&route.upstream)), &mut tenants));
         let routes: Vec<_> =
             config.routes.iter().map(|route| (route.pattern.clone(), plan(route))).collect();
         let policies = || config.settings().map(|settings| &settings.policy);
@@ -75,6 +86,7 @@ impl Plans {
             label: NO_ROUTE.to_owned(),
             policy,
             upstream: config.gateway.upstream.clone(),
+            gate: gate(config.gateway.upstream.as_ref()),
             timeout: config.defaults.policy.upstream_timeout,
             answers: config.defaults.policy.problem_format(),
         };
@@ -90,6 +102,7 @@ impl Plans {
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
             tells_addresses,
+            upstreams: upstreams.len().max(1),
         }
     }
 
@@ -168,7 +181,19 @@ pub(super) fn label_of(route: &Route) -> String {
     route.pattern.to_string()
 }
 
-fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
+/// All upstreams, each once.
+fn upstreams(config: &Config) -> Vec<&Uri> {
+    let routes = config.routes.iter().map(|route| &route.upstream);
+    let mut all: Vec<&Uri> = Vec::new();
+    for upstream in routes.chain(config.gateway.upstream.as_ref()) {
+        if !all.contains(&upstream) {
+            all.push(upstream);
+        }
+    }
+    all
+}
+
+fn plan_of(route: &Route, gate: usize, tenants: &mut Tenants) -> Plan {
     let label = label_of(route);
     let mut policy = policy_of(&route.settings, &label, tenants);
     policy.methods = Some(route.pattern.methods.to_vec());
@@ -176,6 +201,7 @@ fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
         policy: Some(Arc::new(policy)),
         label,
         upstream: Some(route.upstream.clone()),
+        gate,
         timeout: route.settings.policy.upstream_timeout,
         answers: route.settings.policy.problem_format(),
     }

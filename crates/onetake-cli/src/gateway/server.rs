@@ -26,20 +26,10 @@ use onetake_core::clock::micros;
 
 use super::cores::Cores;
 use super::edge::{ConnectionPermit, Edge};
+use super::in_flight::{Connection, Gates};
 use super::tls::Acceptor;
+use crate::config::Limits;
 
-/// Maximum number of connections. More wait in the operating system's queue.
-const CONNECTIONS_MAX: usize = 16_384;
-/// Timeout for the head of a request; over HTTP/1 this includes the idle time before it.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
-/// Idle timeout of an HTTP/2 connection, or of one that has sent nothing yet.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-/// Maximum number of headers in a request.
-const HEADERS_MAX: usize = 100;
-/// Maximum size of a request's head, in bytes.
-const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of concurrent requests on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 256;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -64,6 +54,16 @@ struct Accepting {
     stopping: Arc<AtomicBool>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
+    limits: ServerLimits,
+}
+
+/// The limits of client connections.
+#[derive(Clone, Debug)]
+pub(super) struct ServerLimits {
+    pub(super) configured: Arc<Limits>,
+    pub(super) gates: Arc<Gates>,
+    /// Free places for connections. More connections wait in the operating system's queue.
+    pub(super) places: Arc<Semaphore>,
 }
 
 impl Server {
@@ -73,6 +73,7 @@ impl Server {
         listener: TcpListener,
         tls: Option<Acceptor>,
         (cores, edges): (Arc<Cores>, Vec<Arc<Edge>>),
+        limits: ServerLimits,
         clock: Arc<dyn Clock>,
     ) -> Self {
         let server = Self {
@@ -90,6 +91,7 @@ impl Server {
             stopping: Arc::clone(&server.stopping),
             connections: server.connections.clone(),
             clock,
+            limits,
         };
         tokio::spawn(accepting.run());
         server
@@ -110,9 +112,8 @@ impl Server {
 
 impl Accepting {
     async fn run(self) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
-            let place = Arc::clone(&places).acquire_owned();
+            let place = Arc::clone(&self.limits.places).acquire_owned();
             let (place, accepted) = tokio::select! {
                 () = self.stop.cancelled() => return,
                 accepted = async { (place.await, self.listener.accept().await) } => accepted,
@@ -138,8 +139,9 @@ impl Accepting {
         let Some(edge) = self.edges.get(number).cloned() else { return Ok(()) };
         let (stop, clock) = (self.stop.clone(), Arc::clone(&self.clock));
         let stopping = Arc::clone(&self.stopping);
-        let place = Arc::new(place);
-        let connection = ClientConnection { edge, peer, stop, stopping, clock, place };
+        let place = Connection::new(place, &self.limits.gates);
+        let limits = Arc::clone(&self.limits.configured);
+        let connection = ClientConnection { edge, peer, stop, stopping, clock, place, limits };
         // The core's runtime waits for the socket from now on.
         let stream = stream.into_std()?;
         let tls = self.tls.clone();
@@ -164,6 +166,7 @@ struct ClientConnection {
     stopping: Arc<AtomicBool>,
     clock: Arc<dyn Clock>,
     place: ConnectionPermit,
+    limits: Arc<Limits>,
 }
 
 /// Number of requests in progress on a connection, and the time of the last one.
@@ -204,14 +207,15 @@ impl ClientConnection {
                 Ok::<_, Infallible>(response)
             }
         });
-        let builder = builder();
+        let builder = builder(&self.limits);
+        let idle_timeout = self.limits.idle_timeout;
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
         let mut stopped = pin!(self.stop.cancelled());
         // The connection is polled at every event. The stop signal is shared by all connections, so
         // it is asked only if it was never asked, or is set.
         let mut is_listening = false;
-        let mut check = self.clock.sleep(IDLE_TIMEOUT / 3);
+        let mut check = self.clock.sleep(idle_timeout / 3);
         let ended = poll_fn(|cx| {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 return Poll::Ready(Some(ended));
@@ -223,10 +227,10 @@ impl ClientConnection {
                 }
             }
             while check.as_mut().poll(cx).is_ready() {
-                if activity.is_idle(self.clock.monotonic()) {
+                if activity.is_idle(self.clock.monotonic(), idle_timeout) {
                     return Poll::Ready(None);
                 }
-                check = self.clock.sleep(IDLE_TIMEOUT / 3);
+                check = self.clock.sleep(idle_timeout / 3);
             }
             Poll::Pending
         });
@@ -242,9 +246,9 @@ impl ClientConnection {
 }
 
 impl Activity {
-    fn is_idle(&self, monotonic: Duration) -> bool {
+    fn is_idle(&self, monotonic: Duration, timeout: Duration) -> bool {
         let last = Duration::from_micros(self.last.load(Ordering::Relaxed));
-        self.requests.load(Ordering::Relaxed) == 0 && monotonic.saturating_sub(last) >= IDLE_TIMEOUT
+        self.requests.load(Ordering::Relaxed) == 0 && monotonic.saturating_sub(last) >= timeout
     }
 }
 
@@ -268,21 +272,22 @@ impl Drop for Busy {
     }
 }
 
-fn builder() -> Builder<TokioExecutor> {
+fn builder(limits: &Limits) -> Builder<TokioExecutor> {
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_BYTES_MAX)
+        .header_read_timeout(limits.header_timeout)
+        .max_headers(limits.max_headers)
+        .max_buf_size(limits.max_header_bytes)
         .keep_alive(true);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(STREAMS_MAX)
-        .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX));
+        .max_concurrent_streams(narrow(limits.max_streams))
+        .max_header_list_size(narrow(limits.max_header_bytes));
     builder
 }

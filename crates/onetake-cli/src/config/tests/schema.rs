@@ -23,6 +23,12 @@ const CHECK_ONLY: &[&str] = &[
     "velocity = [{ by = [\"tenant\"], limit = \"5/min\" }]",
     "key = { required = false }\nvelocity = [{ by = [], limit = \"5/s\" }]",
     "upstream_timeout = \"0s\"",
+    "header_timeout = \"11m\"",
+    "queue_timeout = \"0s\"",
+    "max_header_bytes = \"8191B\"",
+    "max_body_memory = \"1023KiB\"",
+    "max_body_memory = \"1535KiB\"",
+    "max_store_memory = \"7MiB\"",
     "max_request_body = \"65MiB\"",
     "listen = \"127.0.0.1:8080\"",
     "listen = \"0.0.0.0:9091\"",
@@ -288,7 +294,7 @@ fn what_the_schema_calls_a_default_is_one() {
     };
     let mut file = json!({ "defaults": defaults_of("/$defs") });
     file["defaults"]["key"] = defaults_of("/$defs/key/properties");
-    for section in ["gateway", "admin", "store", "sweep", "relay", "secrets"] {
+    for section in ["gateway", "admin", "store", "sweep", "limits", "relay", "secrets"] {
         file[section] = defaults_of(&format!("/properties/{section}/properties"));
     }
     assert!(file["defaults"]["ttl"].is_string() && file["sweep"]["batch"].is_u64(), "{file}");

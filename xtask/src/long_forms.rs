@@ -14,6 +14,7 @@ cargo xtask model       visit every state of the larger models
 cargo xtask histories   check histories of concurrent clients on real servers: [SECONDS] [CYCLES]
 cargo xtask differential  compare every store with `decide` by random steps: [STEPS] [SEED]
 cargo xtask rolling-restart  restart gateways behind nginx and HAProxy, under load: [RESTARTS]
+cargo xtask attack      flood a gateway with HTTP/2 streams while an honest client uses it: [SECONDS]
 cargo xtask power-loss  lose power at every moment, flip bits, kill the store again and again: [CYCLES]";
 
 /// Runs the simulator with the arguments of the command line.
@@ -68,6 +69,16 @@ pub(crate) fn power_loss(arguments: &[String]) -> Result<(), String> {
     command.args(["--", "--nocapture", "--test-threads", "2"]);
     command.env("ONETAKE_POWER_CYCLES", cycles.to_string());
     run(command.env("ONETAKE_POWER_LOSS", "long"))
+}
+
+/// Floods a gateway with hostile connections, and prints the figures of an honest client.
+pub(crate) fn attack(arguments: &[String]) -> Result<(), String> {
+    let seconds = number(arguments, 0, 60)?;
+    let mut command = cargo();
+    // Built with the workspace, as `cargo xtask test` does, so that nothing is built twice.
+    command.args(["test", "--workspace", "--all-features", "--test", "gateway"]);
+    command.args(["--", "--nocapture", "an_honest_client_is_served_under_both_attacks"]);
+    run(command.env("ONETAKE_ATTACK_SECONDS", seconds.to_string()))
 }
 
 /// Measures the branches and lines of the engine that the simulation alone runs through.

@@ -482,6 +482,7 @@ async fn traced(
 ) -> Result<(), Failed> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     export.start(&clock).map_err(|error| Failed(error, 2))?;
+    gateway::raise_limit();
     let (gateway, upstream, store) = starting.await?;
     export.register_metrics();
     tracing::info!(

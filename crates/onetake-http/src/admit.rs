@@ -62,11 +62,11 @@ impl Identity {
     async fn check(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
         let may_run = self.may_run(shared).await?;
         let waiting = AsyncWait::of(&self, shared).map(Box::new);
-        let Self { head, parts, payload, operation, .. } = &*self;
+        let Self { head, parts, limits, operation, .. } = &*self;
         let (policy, scope) = (&head.policy, &head.scope);
         let guard = duplicates::check(shared, policy, scope, &parts.headers, operation).await;
         let guard = guard.map_err(|problem| self.refused(problem))?;
-        let pass = velocity::pass(shared, policy, scope, payload, operation).await;
+        let pass = velocity::pass(shared, policy, limits, operation).await;
         let pass = pass.map_err(|problem| self.refused(problem))?;
         Ok(Admitted { identity: self, waiting, pass, payload: guard, may_run })
     }
@@ -94,7 +94,7 @@ impl Identity {
     }
 }
 
-fn is_final(record: &Record) -> bool {
+pub(crate) fn is_final(record: &Record) -> bool {
     matches!(record.state, State::Completed { .. } | State::Failed { .. })
 }
 
@@ -115,11 +115,11 @@ impl Admitted {
         Res::Error: Into<BoxError> + Send,
     {
         let Self { identity, waiting, pass, payload: guard, may_run } = self;
-        let Identity { head, parts, payload, place, key, mut operation } = *identity;
+        let Identity { head, parts, data, place, key, mut operation, .. } = *identity;
         let (engine, policy) = (&shared.engine, Arc::clone(&head.policy));
         let reference = operation.id.reference();
         let respond = Responder { shared, trace, policy: &policy, id: operation.id };
-        let call = Box::new(InnerCall { head, parts, data: payload.into_data(), key });
+        let call = Box::new(InnerCall { head, parts, data, key });
         // If the client disconnects before the operation starts, the operation does not run: it
         // watches this value.
         let client = Arc::<Client>::default();

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
@@ -218,15 +218,14 @@ impl<B> std::fmt::Debug for ResponseBody<B> {
 
 /// Result of reading a body up to a limit.
 pub(crate) enum BodyRead<B> {
-    /// The whole body, as far as the body tells. `is_end` is true if it reported its end: see
-    /// [`ExactEnd`].
-    Whole { data: Bytes, trailers: Option<HeaderMap>, is_end: bool },
+    /// The whole body.
+    Whole { data: Bytes, trailers: Option<HeaderMap> },
     /// The body is larger than `max`. `read` is the part read so far, `rest` is the remaining
     /// stream.
     TooLarge { read: Bytes, rest: Pin<Box<B>> },
 }
 
-/// Reads a body up to `max` bytes.
+/// Reads the body of a response, up to `max` bytes.
 ///
 /// It keeps the bytes, not the frames: a body of a million one-byte frames takes a megabyte.
 ///
@@ -254,35 +253,52 @@ where
             Err(other) => trailers = other.into_trailers().ok(),
         }
     }
-    Ok(BodyRead::Whole { data: gathered.finish(), trailers, is_end: body.is_end_stream() })
+    Ok(BodyRead::Whole { data: gathered.finish(), trailers })
 }
 
 /// Collects frames into one piece of bytes. A body of one frame, the usual case, is not copied.
 #[derive(Default)]
-struct Gathered {
+pub(crate) struct Gathered {
     first: Bytes,
-    rest: BytesMut,
+    rest: Vec<u8>,
+    /// The announced length, or 0.
+    announced: usize,
 }
 
 impl Gathered {
-    fn length(&self) -> usize {
+    /// Expects this number of bytes, or an unknown number if it is 0.
+    pub(crate) fn announcing(announced: usize) -> Self {
+        Self { announced, ..Self::default() }
+    }
+
+    pub(crate) fn length(&self) -> usize {
         self.first.len() + self.rest.len()
     }
 
-    fn add(&mut self, data: Bytes) {
+    pub(crate) fn add(&mut self, data: Bytes) {
         if self.first.is_empty() && self.rest.is_empty() {
             self.first = data;
             return;
         }
-        if self.rest.is_empty() {
-            self.rest.reserve(self.first.len() + data.len());
-            self.rest.extend_from_slice(&std::mem::take(&mut self.first));
+        let first = std::mem::take(&mut self.first);
+        let needed = self.rest.len() + first.len() + data.len();
+        if needed > self.rest.capacity() {
+            // Twice as much, but never more than is announced. Nothing is reserved for an announced
+            // body that does not come.
+            let room = needed.saturating_mul(2);
+            let room = if self.announced >= needed { room.min(self.announced) } else { room };
+            self.rest.reserve_exact(room - self.rest.len());
         }
+        self.rest.extend_from_slice(&first);
         self.rest.extend_from_slice(&data);
     }
 
-    fn finish(self) -> Bytes {
-        if self.rest.is_empty() { self.first } else { self.rest.freeze() }
+    pub(crate) fn finish(mut self) -> Bytes {
+        if self.rest.is_empty() {
+            return self.first;
+        }
+        self.rest.shrink_to_fit();
+        self.rest.into()
     }
 }
 
@@ -327,14 +343,6 @@ mod tests {
         let mut other = RequestBody::untouched(reset(), false);
         assert!(other.frame().await.unwrap().is_ok());
         assert!(other.frame().await.is_none());
-        let Ok(BodyRead::Whole { is_end, .. }) = read(reset(), 9).await else {
-            panic!("it is small")
-        };
-        assert!(!is_end);
-        let Ok(BodyRead::Whole { is_end, .. }) = read(full("four"), 9).await else {
-            panic!("small")
-        };
-        assert!(is_end);
     }
 
     #[tokio::test]
@@ -367,12 +375,15 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_gathered_in_order() {
-        let mut gathered = Gathered::default();
-        for piece in ["a", "bcd", "", "ef"] {
-            gathered.add(Bytes::from_static(piece.as_bytes()));
+    fn frames_are_gathered_in_order_and_without_slack() {
+        for announced in [0, 6] {
+            let mut gathered = Gathered { announced, ..Gathered::default() };
+            for piece in ["a", "bcd", "", "ef"] {
+                gathered.add(Bytes::from_static(piece.as_bytes()));
+            }
+            assert_eq!(gathered.length(), 6);
+            assert!(announced == 0 || gathered.rest.capacity() == 6);
+            assert_eq!(gathered.finish(), "abcdef");
         }
-        assert_eq!(gathered.length(), 6);
-        assert_eq!(gathered.finish(), "abcdef");
     }
 }

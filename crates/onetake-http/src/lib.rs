@@ -29,6 +29,7 @@ pub mod json;
 pub mod key;
 mod layer;
 pub mod memo;
+mod memory;
 mod payload;
 mod pipeline;
 pub mod policy;
@@ -46,6 +47,7 @@ pub mod text;
 mod trace;
 pub mod transaction;
 pub mod typed;
+mod upload;
 pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
@@ -56,6 +58,7 @@ pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
 pub use layer::{HttpLimits, LayerBuilder, OnetakeLayer, Resolve};
 pub use memo::{MemoField, MemoValues};
+pub use memory::{BodyShare, fair_share};
 pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, Mistake, OnStoreDown, Policy, PolicyError, Preset,
     PresetValues, RequestValue,

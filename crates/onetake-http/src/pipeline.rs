@@ -21,7 +21,6 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use crate::BoxError;
@@ -32,6 +31,7 @@ use crate::head::Head;
 use crate::identify::Identified;
 use crate::key;
 use crate::layer::LayerState;
+use crate::memory::BodyPermit;
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
 use crate::service::ATTEMPT_HEADERS;
@@ -40,7 +40,7 @@ use crate::trace::Trace;
 /// The next step of a request that is not refused.
 enum NextStep<Req> {
     /// The request has no operation of this layer and goes to the inner service.
-    PassOn(Box<Parts>, RequestBody<Req>, Option<OwnedSemaphorePermit>),
+    PassOn(Box<Parts>, RequestBody<Req>, Option<BodyPermit>),
     Execute(Admitted),
 }
 

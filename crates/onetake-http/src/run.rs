@@ -18,7 +18,7 @@ use http::request;
 use http::response::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{Verdict, Work};
@@ -33,6 +33,7 @@ use crate::duplicates::PayloadGuard;
 use crate::head::Head;
 use crate::issued;
 use crate::layer::LayerState;
+use crate::memory::BodyPermit;
 use crate::policy::Policy;
 use crate::problem::from_engine::in_progress;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert, misconfigured};
@@ -86,7 +87,7 @@ pub(crate) struct OperationWork<S, Req> {
     pub(crate) call: Box<InnerCall>,
     /// The permit for the memory of request and response. It is held until the outcome is settled
     /// (S19).
-    pub(crate) place: Option<OwnedSemaphorePermit>,
+    pub(crate) place: Option<BodyPermit>,
     pub(crate) pass: Pass,
     pub(crate) payload: PayloadGuard,
     /// `false` if the issued key has expired and its record has an outcome. The operation must not
@@ -183,7 +184,7 @@ where
     Res: Body<Data = Bytes> + Send + 'static,
     Res::Error: Into<BoxError> + Send,
 {
-    type Output = (Ran<Res, S::Error>, Option<OwnedSemaphorePermit>);
+    type Output = (Ran<Res, S::Error>, Option<BodyPermit>);
 
     async fn run(mut self, lease: &Lease) -> (Verdict, Self::Output) {
         let place = self.place.take();

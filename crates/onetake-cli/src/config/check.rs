@@ -106,6 +106,11 @@ impl Checks<'_, '_> {
             patterns.push(pattern.clone());
             routes.extend(own.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
+        let settings = routes.iter().map(|route: &Route| &route.settings).chain([&defaults]);
+        let largest = settings.map(|settings| settings.policy.max_request_body).max();
+        if let Some(fault) = file.limits.too_little_memory(largest.unwrap_or_default()) {
+            self.refuse("limits.max_body_memory", "limits.max_body_memory", fault);
+        }
         let is_https = |sink: &Sink| matches!(sink, Sink::Webhook(url) if url.scheme() == Some(&Scheme::HTTPS));
         Some(Config {
             has_https_relay: file.relay.sink.as_ref().is_some_and(is_https),
@@ -114,6 +119,7 @@ impl Checks<'_, '_> {
             ext_proc: file.ext_proc,
             store,
             sweep: file.sweep,
+            limits: file.limits,
             secrets: file.secrets,
             defaults,
             routes,
@@ -206,8 +212,8 @@ impl Checks<'_, '_> {
             claim: file.store.claim_timeout,
             settle: file.store.settle_timeout,
         };
-        let allow_lossy = file.store.allow_lossy;
-        StoreConfig { url, filter, allow_lossy, journal, timeouts, encryption }
+        let (allow_lossy, memory_bytes) = (file.store.allow_lossy, file.limits.max_store_memory);
+        StoreConfig { url, filter, allow_lossy, journal, timeouts, encryption, memory_bytes }
     }
 
     /// Refuses Redis alone as the store for payments, unless the operator allows it.

@@ -25,6 +25,7 @@ mod explain;
 mod fall_through;
 mod form;
 mod key;
+mod limits;
 mod policy;
 mod reader;
 mod reconcile;
@@ -48,6 +49,7 @@ use serde_json::{Value as Json, json};
 
 pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
+pub use limits::Limits;
 pub use onetake_http::Preset;
 pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
@@ -251,7 +253,7 @@ pub fn purposes(text: &str) -> Purposes {
             fields.iter().any(|field| field.name != "upstream_tls")
         }
         ("defaults" | "route", _) => !ext_proc,
-        (name, _) => name == "gateway",
+        (name, _) => ["gateway", "limits"].contains(&name),
     };
     let is_other = ext_proc || relay;
     Purposes { gateway: !is_other || sections.iter().any(is_gateways), ext_proc, relay }
@@ -285,6 +287,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[sweep]`: deletion of expired records.
     pub sweep: Sweep,
+    /// `[limits]`: limits on connections, requests and memory.
+    pub limits: Limits,
     /// `[secrets]`: secrets of the operator.
     pub secrets: SecretsConfig,
     /// The settings of a POST or PATCH that no route matches.
@@ -395,6 +399,8 @@ pub struct StoreConfig {
     pub timeouts: StoreTimeouts,
     /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
     pub encryption: Vec<Secret>,
+    /// `[limits] max_store_memory`: the memory of the embedded store, in bytes.
+    pub memory_bytes: usize,
 }
 
 /// The timeouts of a store.

@@ -20,6 +20,7 @@ use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, size, table, text,
     upstream, words,
 };
+use super::limits::Limits;
 use super::policy::{PolicyOptions, RouteOptions, defaults};
 use super::reader::Value;
 use super::table::table;
@@ -41,6 +42,8 @@ table! {
         sweep: Sweep = table().or_empty(),
         /// The listener for Envoy, for `onetake ext-proc`.
         ext_proc: ExtProc = table().or_empty(),
+        /// The limits on connections, requests and memory.
+        limits: Limits = table().or_empty(),
         /// The delivery of the outbox, for `onetake relay`.
         relay: RelayOptions = table().or_empty(),
         /// Secrets of the operator. The first of each kind is used, and all are recognised.

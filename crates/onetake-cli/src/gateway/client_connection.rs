@@ -27,7 +27,7 @@ use super::activity::{Activity, Running};
 use super::client_stream::ClientStream;
 use super::edge::ConnectionPermit;
 use super::phase::Phase;
-use super::timeouts::{CutReason, Known, Step, next_step};
+use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
 use super::tls::Acceptor;
 
 /// How long a TLS handshake may go on if the gateway stops meanwhile.
@@ -69,8 +69,7 @@ pub(super) struct ClientConnection<E> {
     pub(super) phase: Arc<Phase>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) place: ConnectionPermit,
-    /// How long an idle connection is kept.
-    pub(super) keep_alive: Duration,
+    pub(super) timeouts: Timeouts,
 }
 
 impl<E: Answer> ClientConnection<E> {
@@ -124,7 +123,7 @@ impl<E: Answer> ClientConnection<E> {
         // The connection is polled at every event. The stop signal is shared by all connections, so
         // it is asked only if it was never asked, or is set.
         let mut is_listening = false;
-        let mut watch = Watch::new(&activity, &*self.clock, self.keep_alive);
+        let mut watch = Watch::new(&activity, &*self.clock, self.timeouts);
         let ended = poll_fn(|cx| {
             loop {
                 if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
@@ -182,7 +181,7 @@ enum Act {
 struct Watch<'a> {
     activity: &'a Activity,
     clock: &'a dyn Clock,
-    keep_alive: Duration,
+    timeouts: Timeouts,
     known: Known,
     moved: u64,
     discarded: u64,
@@ -190,7 +189,7 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(activity: &'a Activity, clock: &'a dyn Clock, keep_alive: Duration) -> Self {
+    fn new(activity: &'a Activity, clock: &'a dyn Clock, timeouts: Timeouts) -> Self {
         let opened = clock.monotonic();
         let known = Known {
             opened,
@@ -204,8 +203,8 @@ impl<'a> Watch<'a> {
             lingers_since: None,
             discarded_at: None,
         };
-        let timer = clock.sleep(keep_alive);
-        Self { activity, clock, keep_alive, known, moved: 0, discarded: 0, timer }
+        let timer = clock.sleep(timeouts.keep_alive);
+        Self { activity, clock, timeouts, known, moved: 0, discarded: 0, timer }
     }
 
     /// The gateway stops.
@@ -230,7 +229,7 @@ impl<'a> Watch<'a> {
         loop {
             let now = self.clock.monotonic();
             self.look(now);
-            match next_step(&self.known, self.keep_alive, now) {
+            match next_step(&self.known, self.timeouts, now) {
                 Step::Cut(reason) => return Poll::Ready(Act::Cut(reason)),
                 Step::Close => return Poll::Ready(self.close()),
                 Step::WaitUntil(until) => self.timer = self.clock.sleep(until - now),

@@ -14,7 +14,6 @@ use http::uri::Authority;
 use http::{Method, Request, Response, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
@@ -29,6 +28,7 @@ use onetake_http::{
 use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::cors::CorsRequest;
+use super::in_flight::{Connection, Held, REQUESTS};
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
 use super::request_heads::check_size;
@@ -47,11 +47,11 @@ const X_FORWARDED: &str = "x-forwarded-";
 pub(super) const BELIEVED: [HeaderName; 3] = ATTEMPT_HEADERS;
 
 /// The body of a response: that of the layer, or one of the edge itself.
-pub(super) type AnyBody = Either<ResponseBody<proxy::Body>, Full<Bytes>>;
+pub(super) type AnyBody = Held<Either<ResponseBody<proxy::Body>, Full<Bytes>>>;
 
-/// A connection's permit from the limit on connections. A WebSocket tunnel keeps it after the
-/// request.
-pub(super) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
+/// A connection's permit from the limit on connections, and the share of its requests in other
+/// limits. A WebSocket tunnel keeps it after the request.
+pub(super) type ConnectionPermit = Arc<Connection>;
 
 /// The whole gateway as one service.
 pub(super) struct Edge {
@@ -83,6 +83,10 @@ impl Answer for Edge {
         Box::pin(async move {
             let Self { inner, plans, clock } = &*edge;
             let from = clock.monotonic();
+            let permit = match place.enter(REQUESTS).await {
+                Ok(permit) => permit,
+                Err(full) => return plans.answers.tell(full.problem(), None).map(whole),
+            };
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
             let cors = plans.cors.as_ref().map(|cors| (cors, CorsRequest::of(&parts)));
@@ -97,6 +101,7 @@ impl Answer for Edge {
                 Err(problem) => plans.answers.tell(problem, None).map(whole),
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
+                    parts.extensions.insert(place.bodies());
                     parts.extensions.insert(place);
                     parts.extensions.insert(ExactEnd);
                     let parent = Parent::take(&mut parts.headers);
@@ -105,7 +110,7 @@ impl Answer for Edge {
                     let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
-                    response.map(Either::Left)
+                    response.map(|body| Held::new(Either::Left(body), [Some(permit), None]))
                 }
             };
             let is_problem = response.extensions().get::<Code>().is_some();
@@ -145,7 +150,7 @@ pub(super) fn log<B>(
 }
 
 fn whole(body: Bytes) -> AnyBody {
-    Either::Right(Full::new(body))
+    Held::new(Either::Right(Full::new(body)), [None, None])
 }
 
 /// Checks and prepares the head of a request.
@@ -154,7 +159,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     let host = host(parts)?;
     transfer_encoding(parts)?;
     cookies(&mut parts.headers);
-    check_size(parts)?;
+    check_size(parts, plans.heads)?;
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
         return Err(refused("The target of the request is not a path."));
     }

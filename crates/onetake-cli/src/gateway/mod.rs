@@ -14,10 +14,13 @@ mod client_ip;
 mod client_stream;
 mod cores;
 mod cors;
+mod descriptors;
 mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
 mod forward_auth;
+mod gauges;
+mod in_flight;
 mod jwks;
 mod phase;
 mod plan;
@@ -42,6 +45,7 @@ use http::Method;
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
@@ -52,12 +56,16 @@ use onetake_http::{HttpLimits, OnetakeLayer, Policy, PolicyError, Resolve, Tenan
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
 use cores::Cores;
+use descriptors::Descriptors;
+pub use descriptors::raise_limit;
 use edge::Edge;
+use gauges::Gauges;
+use in_flight::Gates;
 use plan::{Plan, Plans};
 use proxy::Proxy;
 use readiness::Readiness;
 use reconcile::Reconciler;
-use server::Server;
+use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
@@ -205,7 +213,13 @@ impl Gateway {
             tokio::spawn(jwks::keep(set, connector, clock, stop_admin.clone()));
         }
         let readiness = Readiness::new(engine.clone(), key_sets);
-        let status = admin::Status { readiness, metrics, draining: draining.clone() };
+        let gauges = Arc::<Gauges>::default();
+        let status = admin::Status {
+            readiness,
+            metrics,
+            gauges: Arc::clone(&gauges),
+            draining: draining.clone(),
+        };
         let api = admin::Api::new(engine.clone(), tenants);
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
@@ -218,29 +232,44 @@ impl Gateway {
         let limits =
             HttpLimits::default().duplicate_payloads_max(config.gateway.duplicate_payloads_max);
         let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
-        layer = layer.limits(limits);
+        layer = layer.limits(
+            limits
+                .body_bytes_max(config.limits.max_body_memory)
+                .body_rate_min(config.limits.min_body_rate),
+        );
         if let Some(place) = shared_velocity {
             layer = layer.shared_velocity(place);
         }
         let layer = layer.build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
         let (clock, keep_alive) = (Arc::clone(engine.clock()), config.gateway.keep_alive);
+        let descriptors = Descriptors::of(&config, cores.count());
+        let gates = descriptors.gates(&config.limits);
+        let gates = Gates::new(gates, plans.upstreams, Arc::clone(&clock));
+        let limits = ServerLimits {
+            places: Arc::new(Semaphore::new(descriptors.connections_max)),
+            configured: Arc::new(config.limits.clone()),
+            gates,
+            keep_alive,
+        };
+        gauges.watch(&limits, descriptors, layer.clone());
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
-                    let inner = layer.layer(Proxy::new(connector.clone()));
+                    let proxy = Proxy::new(connector.clone(), descriptors.idle_per_core_max);
+                    let inner = layer.layer(proxy);
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);
-                Server::start(listener, tls, cores_and_edges, keep_alive, Arc::clone(&clock))
+                Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
             }
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
                 let edge = ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc);
                 let edges = vec![Arc::new(edge); cores.count()];
                 let cores_and_edges = (Arc::clone(&cores), edges);
-                Server::start(listener, tls, cores_and_edges, keep_alive, Arc::clone(&clock))
+                Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
             }
         };
         Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })

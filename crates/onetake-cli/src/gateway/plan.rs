@@ -14,7 +14,9 @@ use onetake_http::{AmbiguousRequest, Code, Problem, TOKENS};
 
 use super::Connector;
 use super::cors::Cors;
+use super::in_flight::Gates;
 use super::reconcile::remembered_for;
+use super::request_heads::HeadLimits;
 use super::tenants::Tenants;
 use crate::config::{Config, Route, Settings, Unmatched, UpstreamHost};
 
@@ -33,6 +35,8 @@ pub(super) struct Plan {
     pub(super) policy: Option<Arc<layer::Policy>>,
     /// `None` if no upstream is configured.
     pub(super) upstream: Option<Target>,
+    /// The gate of the upstream.
+    pub(super) gate: usize,
     /// Timeout of the upstream.
     pub(super) timeout: Duration,
     /// In which words the gateway itself speaks.
@@ -100,6 +104,10 @@ pub(super) struct Plans {
     pub(super) key_headers: Vec<HeaderName>,
     /// True if a route uses the client's address as the tenant.
     pub(super) tells_addresses: bool,
+    /// The number of different upstreams.
+    pub(super) upstreams: usize,
+    /// The limits of the heads of requests.
+    pub(super) heads: HeadLimits,
 }
 
 impl Plans {
@@ -107,7 +115,15 @@ impl Plans {
     pub(super) fn new(config: &Config, connector: &Connector) -> Self {
         let mut tenants = Tenants::new(connector.clone());
         let host = &config.gateway.upstream_host;
-        let mut plan = |route| Arc::new(plan_of(route, host, &mut tenants));
+        let upstreams = upstreams(config);
+        let gate = |upstream: Option<&Uri>| {
+            let number = upstreams.iter().position(|other| Some(*other) == upstream);
+            Gates::of_upstream(number.unwrap_or_default())
+        };
+        let mut plan = |route: &Route| {
+            let gate = gate(Some(&route.upstream));
+            Arc::new(plan_of(route, host, gate, &mut tenants))
+        };
         let routes: Vec<_> =
             config.routes.iter().map(|route| (route.pattern.clone(), plan(route))).collect();
         let policies = || config.settings().map(|settings| &settings.policy);
@@ -129,6 +145,7 @@ impl Plans {
             label: NO_ROUTE.to_owned(),
             policy,
             upstream: config.gateway.upstream.as_ref().map(|url| Target::new(url, host)),
+            gate: gate(config.gateway.upstream.as_ref()),
             timeout: config.defaults.policy.upstream_timeout,
             answers: config.defaults.policy.problem_format(),
         };
@@ -146,6 +163,11 @@ impl Plans {
             tenant_headers,
             key_headers,
             tells_addresses,
+            upstreams: upstreams.len().max(1),
+            heads: HeadLimits {
+                headers_max: config.limits.max_headers,
+                bytes_max: config.limits.max_header_bytes,
+            },
         }
     }
 
@@ -238,7 +260,19 @@ pub(super) fn label_of(route: &Route) -> String {
     route.pattern.to_string()
 }
 
-fn plan_of(route: &Route, host: &UpstreamHost, tenants: &mut Tenants) -> Plan {
+/// All upstreams, each once.
+fn upstreams(config: &Config) -> Vec<&Uri> {
+    let routes = config.routes.iter().map(|route| &route.upstream);
+    let mut all: Vec<&Uri> = Vec::new();
+    for upstream in routes.chain(config.gateway.upstream.as_ref()) {
+        if !all.contains(&upstream) {
+            all.push(upstream);
+        }
+    }
+    all
+}
+
+fn plan_of(route: &Route, host: &UpstreamHost, gate: usize, tenants: &mut Tenants) -> Plan {
     let label = label_of(route);
     let mut policy = policy_of(&route.settings, &label, tenants);
     policy.methods = Some(route.pattern.methods.to_vec());
@@ -246,6 +280,7 @@ fn plan_of(route: &Route, host: &UpstreamHost, tenants: &mut Tenants) -> Plan {
         policy: Some(Arc::new(policy)),
         label,
         upstream: Some(Target::new(&route.upstream, host)),
+        gate,
         timeout: route.settings.policy.upstream_timeout,
         answers: route.settings.policy.problem_format(),
     }

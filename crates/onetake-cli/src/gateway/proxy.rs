@@ -27,6 +27,7 @@ use onetake_http::{
 };
 
 use super::edge::ConnectionPermit;
+use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::{Plan, Target};
 use super::request_heads::too_large;
 use super::tls::Connector;
@@ -38,7 +39,7 @@ use crate::traces::pass_on;
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 
 /// The body of a response: the upstream's, or one of the gateway itself.
-pub(super) type Body = Either<Incoming, Full<Bytes>>;
+pub(super) type Body = Either<Held<Incoming>, Full<Bytes>>;
 
 /// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
@@ -50,9 +51,10 @@ struct Forwarder {
 }
 
 impl Proxy {
-    pub(super) fn new(connector: Connector) -> Self {
+    /// Creates a proxy that keeps up to `idle_max` idle connections.
+    pub(super) fn new(connector: Connector, idle_max: usize) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, Arc::clone(&clock));
+        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock));
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
@@ -88,27 +90,29 @@ impl Forwarder {
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
+        let place = request.extensions().get::<ConnectionPermit>().cloned();
         // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
-        let place = request.extensions().get::<ConnectionPermit>().cloned();
         let Some(path) = upstream.path(request.uri().path_and_query()) else {
             return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
         };
         *request.uri_mut() = path.into();
         let accepts_trailers = address(&mut request, upstream, upgrade.is_some());
+        let timeout = patience(plan.timeout, left);
         let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
+        let to = (&upstream.server, plan.gate);
         let sent = self
-            .send(&upstream.server, request, upgrade.is_some(), patience(plan.timeout, left))
+            .send(to, request, place.as_ref(), upgrade.is_some(), timeout)
             .instrument(span.clone());
         match sent.await {
-            Ok(response) => {
+            Ok((response, permits)) => {
                 let status = i64::from(response.status().as_u16());
                 span.record("http.response.status_code", status);
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, accepts_trailers, place, asked)
+                received(response, upgrade, accepts_trailers, (place, permits), asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
@@ -116,6 +120,7 @@ impl Forwarder {
                 match code {
                     Code::UpstreamTimeout => asked.timed_out(),
                     Code::UpstreamInterrupted => asked.interrupted(),
+                    Code::Overloaded => asked.overloaded(),
                     _ => asked.unreachable(),
                 }
             }
@@ -125,28 +130,44 @@ impl Forwarder {
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        upstream: &Uri,
+        (upstream, gate): (&Uri, usize),
         request: Request<RequestBody<Incoming>>,
+        place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
-    ) -> Result<Response<Incoming>, Code> {
+    ) -> Result<(Response<Incoming>, Permits), Code> {
         let mut evidence = Evidence::default();
         let sending = async {
-            match upgrade {
+            let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
+            let sent = match upgrade {
                 false => self.upstreams.send(upstream, request, &mut evidence).await,
                 true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
-            }
+            };
+            let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
+            Ok((response, permits))
         };
-        let (answered, if_sent) = tokio::select! {
+        let answered = tokio::select! {
             biased;
-            answered = sending => (answered, Code::UpstreamInterrupted),
-            () = self.clock.sleep(timeout) => (Err(NoResponse), Code::UpstreamTimeout),
+            answered = sending => answered,
+            () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
         };
-        answered.map_err(|NoResponse| match evidence.may_be_sent() {
-            true => if_sent,
-            false => Code::UpstreamUnreachable,
+        answered.map_err(|code| match code {
+            Code::Overloaded => code,
+            code if evidence.may_be_sent() => code,
+            _ => Code::UpstreamUnreachable,
         })
     }
+}
+
+/// The permits of a request to an upstream: for its socket, and of that upstream.
+type Permits = [Option<Permit>; 2];
+
+/// Waits for the permits of a request to an upstream.
+async fn enter(place: Option<&ConnectionPermit>, gate: usize) -> Result<Permits, GateFull> {
+    let Some(place) = place else { return Ok([None, None]) };
+    let upstream = place.enter(gate).await?;
+    let socket = place.enter(UPSTREAM_SOCKETS).await?;
+    Ok([Some(socket), Some(upstream)])
 }
 
 /// The trace span of a call to the upstream.
@@ -222,7 +243,7 @@ fn received(
     mut response: Response<Incoming>,
     client: Option<OnUpgrade>,
     accepts_trailers: bool,
-    place: Option<ConnectionPermit>,
+    held: (Option<ConnectionPermit>, Permits),
     asked: Asked,
 ) -> Response<Body> {
     *response.version_mut() = Version::HTTP_11;
@@ -233,15 +254,16 @@ fn received(
         let upstream = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
             tunnel(client, upstream).await;
-            drop(place);
+            drop(held);
         });
-        return response.map(Either::Left);
+        return response.map(|body| Either::Left(Held::new(body, [None, None])));
     }
     match accepts_trailers {
         true => strip_but_trailer(response.headers_mut()),
         false => strip_hop_by_hop(response.headers_mut()),
     }
-    response.map(Either::Left)
+    let (_place, permits) = held;
+    response.map(|body| Either::Left(Held::new(body, permits)))
 }
 
 /// Copies bytes in both directions until both sides are done.
@@ -266,6 +288,11 @@ impl Asked {
         let detail = format!("The upstream cannot be reached. The request was not sent{retry}.");
         let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
         self.told(problem, Disposition::Release, Cause::Interrupted)
+    }
+
+    /// Too many requests are in flight: the attempt is released.
+    fn overloaded(self) -> Response<Body> {
+        self.told(GateFull.problem(), Disposition::Release, Cause::Interrupted)
     }
 
     /// Sent without a response: the outcome is unknown.

@@ -10,16 +10,20 @@ use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
 use onetake_http::{Code, Problem, ProblemFormat};
 
-/// Maximum number of headers in a request. The lines of `Cookie` count as one.
-pub(super) const HEADERS_MAX: usize = 100;
-/// Maximum size of a request's head, in bytes.
-pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Limits of the head of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HeadLimits {
+    /// Maximum number of headers. The lines of `Cookie` count as one.
+    pub(super) headers_max: usize,
+    /// Maximum size, in bytes.
+    pub(super) bytes_max: usize,
+}
 
 /// The end of the part of hyper's answer that is replaced.
 const NO_BODY: &[u8] = b"content-length: 0\r\n";
 
 /// Limits the head of an HTTP/2 request. The parser limits that of an HTTP/1.1 request.
-pub(super) fn check_size(parts: &Parts) -> Result<(), Problem> {
+pub(super) fn check_size(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
     /// What a header counts in HTTP/2, beside its name and its value (RFC 9113, 6.5.2).
     const OVERHEAD: usize = 32;
     if parts.version != Version::HTTP_2 {
@@ -29,7 +33,7 @@ pub(super) fn check_size(parts: &Parts) -> Result<(), Problem> {
         |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len() + OVERHEAD;
     let bytes = parts.headers.iter().map(of_header).sum::<usize>();
     let target = parts.uri.path_and_query().map_or(0, |target| target.as_str().len());
-    match parts.headers.len() > HEADERS_MAX || bytes + target > HEAD_BYTES_MAX {
+    match parts.headers.len() > limits.headers_max || bytes + target > limits.bytes_max {
         true => Err(too_large()),
         false => Ok(()),
     }

@@ -17,14 +17,12 @@ use onetake_core::Clock;
 
 use super::client_connection::{self, Answer, ClientConnection};
 use super::cores::Cores;
+use super::in_flight::{Connection, Gates};
 use super::phase::Phase;
-use super::request_heads::{HEAD_BYTES_MAX, HEADERS_MAX};
+use super::timeouts::Timeouts;
 use super::tls::Acceptor;
+use crate::config::Limits;
 
-/// Maximum number of connections. More wait in the operating system's queue.
-const CONNECTIONS_MAX: usize = 16_384;
-/// Maximum number of concurrent requests on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 256;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -46,21 +44,32 @@ struct Accepting<E> {
     cores: Arc<Cores>,
     edges: Vec<Arc<E>>,
     http: Arc<Builder<TokioExecutor>>,
-    keep_alive: Duration,
     stop: CancellationToken,
     phase: Arc<Phase>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
+    limits: ServerLimits,
+}
+
+/// The limits of client connections.
+#[derive(Clone, Debug)]
+pub(super) struct ServerLimits {
+    pub(super) configured: Arc<Limits>,
+    pub(super) gates: Arc<Gates>,
+    /// Free places for connections. More connections wait in the operating system's queue.
+    pub(super) places: Arc<Semaphore>,
+    /// How long an idle connection is kept.
+    pub(super) keep_alive: Duration,
 }
 
 impl Server {
     /// Serves client connections on the cores, over TLS if there is an acceptor. There is one edge
-    /// for each core. Idle connections are closed after `keep_alive`.
+    /// for each core.
     pub(super) fn start<E: Answer>(
         listener: TcpListener,
         tls: Option<Acceptor>,
         (cores, edges): (Arc<Cores>, Vec<Arc<E>>),
-        keep_alive: Duration,
+        limits: ServerLimits,
         clock: Arc<dyn Clock>,
     ) -> Self {
         client_connection::describe_metrics();
@@ -70,12 +79,12 @@ impl Server {
             tls,
             cores,
             edges,
-            http: Arc::new(builder()),
-            keep_alive,
+            http: Arc::new(builder(&limits.configured)),
             stop: stop.clone(),
             phase: Arc::clone(&phase),
             connections: connections.clone(),
             clock: Arc::clone(&clock),
+            limits,
         };
         let accepting = tokio::spawn(accepting.run(listener));
         Self { stop, phase, accepting, connections, clock }
@@ -110,9 +119,8 @@ impl Server {
 
 impl<E: Answer> Accepting<E> {
     async fn run(self, listener: TcpListener) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
-            let place = Arc::clone(&places).acquire_owned();
+            let place = Arc::clone(&self.limits.places).acquire_owned();
             let (place, accepted) = tokio::select! {
                 () = self.stop.cancelled() => break,
                 accepted = async { (place.await, listener.accept().await) } => accepted,
@@ -128,16 +136,16 @@ impl<E: Answer> Accepting<E> {
                 self.clock.sleep(ACCEPT_PAUSE).await;
             }
         }
-        if let Err(error) = self.accept_rest(listener, &places) {
+        if let Err(error) = self.accept_rest(listener) {
             tracing::debug!(%error, "connections in the queue were not accepted");
         }
     }
 
     /// Accepts the connections that are in the operating system's queue already. It would reset
     /// them when the listener closes, and their clients could not know whether a request was read.
-    fn accept_rest(&self, listener: TcpListener, places: &Arc<Semaphore>) -> io::Result<()> {
+    fn accept_rest(&self, listener: TcpListener) -> io::Result<()> {
         let listener = listener.into_std()?;
-        while let Ok(place) = Arc::clone(places).try_acquire_owned() {
+        while let Ok(place) = Arc::clone(&self.limits.places).try_acquire_owned() {
             match listener.accept() {
                 Ok((stream, peer)) => {
                     stream.set_nonblocking(true)?;
@@ -160,8 +168,11 @@ impl<E: Answer> Accepting<E> {
             stop: self.stop.clone(),
             phase: Arc::clone(&self.phase),
             clock: Arc::clone(&self.clock),
-            place: Arc::new(place),
-            keep_alive: self.keep_alive,
+            place: Connection::new(place, &self.limits.gates),
+            timeouts: Timeouts {
+                keep_alive: self.limits.keep_alive,
+                head: self.limits.configured.header_timeout,
+            },
         };
         let (tls, http) = (self.tls.clone(), Arc::clone(&self.http));
         let serving = async move {
@@ -177,22 +188,23 @@ impl<E: Answer> Accepting<E> {
 
 /// The protocols. The timeouts of HTTP/1.1 are not hyper's: its timeout for a head includes the idle
 /// time before the head.
-fn builder() -> Builder<TokioExecutor> {
+fn builder(limits: &Limits) -> Builder<TokioExecutor> {
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
         .header_read_timeout(None)
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(limits.max_headers)
+        .max_buf_size(limits.max_header_bytes)
         .keep_alive(true);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(STREAMS_MAX)
+        .max_concurrent_streams(narrow(limits.max_streams))
         // The edge refuses heads above the limit with a problem. Above this one, the protocol
         // refuses them without a body.
-        .max_header_list_size(u32::try_from(2 * HEAD_BYTES_MAX).unwrap_or(u32::MAX));
+        .max_header_list_size(narrow(limits.max_header_bytes.saturating_mul(2)));
     builder
 }

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-/// Timeout for the head of an HTTP/1.1 request, from its first byte.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a new connection may take for its first request if the gateway stops meanwhile.
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// How long a peer may take to take note of the end of an idle connection.
@@ -16,6 +14,15 @@ const LINGER_QUIET_MAX: Duration = Duration::from_secs(2);
 const LINGER_MAX: Duration = Duration::from_secs(30);
 /// Pause between two looks at a connection that has no timeout.
 const CHECK: Duration = Duration::from_secs(15);
+
+/// The configured timeouts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    /// How long an idle connection is kept.
+    pub(super) keep_alive: Duration,
+    /// Timeout for the head of an HTTP/1.1 request, from its first byte.
+    pub(super) head: Duration,
+}
 
 /// What is known about a connection. Times are of the monotonic clock.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +84,7 @@ impl CutReason {
 }
 
 /// Decides the next step with a connection.
-pub(super) fn next_step(known: &Known, keep_alive: Duration, now: Duration) -> Step {
+pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Step {
     let cut_at = |until: Duration, reason| match until > now {
         true => Step::WaitUntil(until),
         false => Step::Cut(reason),
@@ -98,7 +105,7 @@ pub(super) fn next_step(known: &Known, keep_alive: Duration, now: Duration) -> S
         };
     }
     if let Some(since) = known.head_since {
-        return cut_at(since + HEADER_TIMEOUT, CutReason::Head);
+        return cut_at(since + timeouts.head, CutReason::Head);
     }
     if let Some(since) = known.closing_since {
         // The end of the last response may still be on its way.
@@ -106,7 +113,7 @@ pub(super) fn next_step(known: &Known, keep_alive: Duration, now: Duration) -> S
         return cut_at(since + CLOSE_MAX, CutReason::Silence);
     }
     let until = match (known.stopping_since, known.answered_at) {
-        (None, answered_at) => answered_at.unwrap_or(known.opened) + keep_alive,
+        (None, answered_at) => answered_at.unwrap_or(known.opened) + timeouts.keep_alive,
         (Some(_), None) => known.opened + FIRST_REQUEST,
         (Some(_), Some(_)) => now,
     };
@@ -121,7 +128,7 @@ mod tests {
         Duration::from_secs(secs)
     }
 
-    const KEEP_ALIVE: Duration = secs(75);
+    const TIMEOUTS: Timeouts = Timeouts { keep_alive: secs(75), head: secs(15) };
     /// A connection that was opened at 100 seconds.
     const NEW: Known = Known {
         opened: secs(100),
@@ -139,7 +146,7 @@ mod tests {
     /// The last time at which the connection is waited for, and what follows.
     fn end(known: Known) -> (u64, Step) {
         for at in 100..1000 {
-            match next_step(&known, KEEP_ALIVE, secs(at)) {
+            match next_step(&known, TIMEOUTS, secs(at)) {
                 Step::WaitUntil(until) => assert!(until > secs(at), "{known:?}"),
                 step => return (at, step),
             }

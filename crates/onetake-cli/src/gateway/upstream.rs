@@ -32,8 +32,6 @@ use super::tls::{Connector, Opening, Stream};
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// Maximum number of headers in a response. A response with more has an unknown outcome.
 const HEADERS_MAX: usize = 512;
-/// Maximum number of idle connections to one upstream, for each core.
-const IDLE_MAX: usize = 1_024;
 
 /// The connections of one core, for requests with bodies of one type.
 pub(super) struct Upstreams<B: Body + 'static> {
@@ -72,8 +70,9 @@ impl<B> Upstreams<B>
 where
     B: Body<Data: Send, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    pub(super) fn new(connector: Connector, clock: Arc<dyn Clock>) -> Self {
-        let idle = Idle { connections: Mutex::default(), clock };
+    /// Keeps up to `idle_max` idle connections.
+    pub(super) fn new(connector: Connector, idle_max: usize, clock: Arc<dyn Clock>) -> Self {
+        let idle = Idle { connections: Mutex::default(), max: idle_max, clock };
         Self { connector, idle: Arc::new(idle) }
     }
 
@@ -187,6 +186,8 @@ where
 /// The idle connections of one core. The one that was used last is used next.
 struct Idle<B: Body + 'static> {
     connections: Mutex<HashMap<Uri, Vec<Connection<B>>>>,
+    /// Maximum number of connections, to all upstreams.
+    max: usize,
     clock: Arc<dyn Clock>,
 }
 
@@ -232,9 +233,11 @@ where
         connection.since = self.clock.monotonic();
         let mut all = self.lock();
         let was_empty = all.is_empty();
+        if all.values().map(Vec::len).sum::<usize>() >= self.max {
+            return;
+        }
         match all.get_mut(upstream) {
-            Some(connections) if connections.len() < IDLE_MAX => connections.push(connection),
-            Some(_full) => {}
+            Some(connections) => connections.push(connection),
             None => drop(all.insert(upstream.clone(), vec![connection])),
         }
         drop(all);
@@ -281,7 +284,7 @@ mod tests {
 
     fn upstreams() -> Upstreams<Full<Bytes>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        Upstreams::new(Connector::new(None, Arc::clone(&clock)).unwrap(), clock)
+        Upstreams::new(Connector::new(None, Arc::clone(&clock)).unwrap(), 8, clock)
     }
 
     fn request() -> Request<Full<Bytes>> {

@@ -19,6 +19,7 @@ use onetake_core::{
 };
 #[cfg(feature = "sqlite")]
 use onetake_stores::SqliteStore;
+use onetake_stores::embedded::EmbeddedOptions;
 use onetake_stores::{
     Diagnosis, EmbeddedStore, EncryptionKey, FileJournal, Finding, SealedJournal, SealedStore,
     Sealer,
@@ -189,8 +190,9 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             Ok(OpenStore::local(MemoryStore::new(), 0))
         }
         StoreUrl::Embedded(folder) => {
-            let folder = folder.clone();
-            let opened = blocking(move || EmbeddedStore::open(folder)).await;
+            let (folder, clock) = (folder.clone(), Arc::new(SystemClock));
+            let options = EmbeddedOptions { memory_bytes: config.memory_bytes };
+            let opened = blocking(move || EmbeddedStore::open_as(folder, options, clock)).await;
             let store = opened.map_err(failed(OPEN, &config.url))?;
             let interrupted = store.interrupted();
             let mut open = OpenStore::local(store, interrupted);

@@ -35,6 +35,12 @@ const CHECK_ONLY: &[&str] = &[
     "cors = { origins = [\"https://a:443\"] }",
     "cors = { origins = [\"*\"], credentials = true }",
     "cors = { origins = [\"https://a\"], max_age = \"25h\" }",
+    "header_timeout = \"11m\"",
+    "queue_timeout = \"0s\"",
+    "max_header_bytes = \"8191B\"",
+    "max_body_memory = \"1023KiB\"",
+    "max_body_memory = \"1535KiB\"",
+    "max_store_memory = \"7MiB\"",
     "max_request_body = \"65MiB\"",
     "listen = \"127.0.0.1:8080\"",
     "listen = \"0.0.0.0:9091\"",
@@ -307,7 +313,7 @@ fn what_the_schema_calls_a_default_is_one() {
     };
     let mut file = json!({ "defaults": defaults_of("/$defs") });
     file["defaults"]["key"] = defaults_of("/$defs/key/properties");
-    for section in ["gateway", "admin", "store", "sweep", "relay", "secrets"] {
+    for section in ["gateway", "admin", "store", "sweep", "limits", "relay", "secrets"] {
         file[section] = defaults_of(&format!("/properties/{section}/properties"));
     }
     assert!(file["defaults"]["ttl"].is_string() && file["sweep"]["batch"].is_u64(), "{file}");

@@ -29,6 +29,7 @@ use utoipa::openapi::{Components, InfoBuilder, OpenApi, SecurityRequirement};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::gauges::Gauges;
 use super::readiness::Readiness;
 use error::{ApiError, ApiProblem};
 use guard::Guard;
@@ -51,6 +52,7 @@ const SCANS_MAX: usize = 2;
 pub(super) struct Status {
     pub(super) readiness: Readiness,
     pub(super) metrics: Option<PrometheusHandle>,
+    pub(super) gauges: Arc<Gauges>,
     /// Cancelled when shutdown begins; the node is then no longer ready.
     pub(super) draining: CancellationToken,
 }
@@ -164,8 +166,11 @@ fn router(status: Status, api: Api, guard: Guard) -> Router {
         .route("/openapi.json", get(move || async move { Json((*description).clone()) }))
         .route(
             "/metrics",
-            get(async |State(status): State<Status>| render(status.metrics))
-                .with_state(status.clone()),
+            get(async |State(status): State<Status>| {
+                status.gauges.update();
+                render(status.metrics)
+            })
+            .with_state(status.clone()),
         )
         .method_not_allowed_fallback(async || ApiError::no_method())
         .fallback(async || ApiError::no_page())

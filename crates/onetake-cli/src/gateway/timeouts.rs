@@ -17,7 +17,7 @@ const LINGER_MAX: Duration = Duration::from_secs(30);
 /// Pause between two looks at a connection that has no timeout.
 const CHECK: Duration = Duration::from_secs(15);
 
-/// What is known about a connection. Times are of the monotonic clock.
+/// The state of a connection. Times are of the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) opened: Duration,

@@ -57,7 +57,7 @@ impl Process {
     }
 }
 
-/// Load balancers that still send requests get answers, and are told to go elsewhere.
+/// A load balancer that still sends requests gets answers, and is asked to close its connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_are_served_and_told_to_leave_before_the_listener_closes() {
     let folder = tempfile::tempdir().unwrap();
@@ -195,7 +195,7 @@ async fn endless_events() -> String {
     url
 }
 
-/// What does not end by itself is cut off at the limit.
+/// A response that does not end by itself is cut off at the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_response_is_cut_off_at_the_limit() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ const NO_BODY: &[u8] = b"content-length: 0\r\n";
 
 /// Limits the head of an HTTP/2 request. The parser limits that of an HTTP/1.1 request.
 pub(super) fn check_size(parts: &Parts, limits: HeadLimits) -> Result<(), Problem> {
-    /// What a header counts in HTTP/2, beside its name and its value (RFC 9113, 6.5.2).
+    /// Size of a header in HTTP/2, beside its name and its value (RFC 9113, 6.5.2).
     const OVERHEAD: usize = 32;
     if parts.version != Version::HTTP_2 {
         return Ok(());

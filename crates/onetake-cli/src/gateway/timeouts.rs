@@ -24,7 +24,7 @@ pub(super) struct Timeouts {
     pub(super) head: Duration,
 }
 
-/// What is known about a connection. Times are of the monotonic clock.
+/// The state of a connection. Times are of the monotonic clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) opened: Duration,

@@ -72,8 +72,10 @@ impl Node {
         assert_eq!(self.count("onetake_unknown_total").await, 0);
         let mut process = self.process.take().unwrap();
         let status = process.terminate().await;
-        let logs = process.logs.lock().unwrap().clone();
-        assert!(status.success() && logs.contains("\"drained\""), "{status}: {logs}");
+        let logs = || process.logs.lock().unwrap().clone();
+        assert!(status.success(), "{status}: {}", logs());
+        // The end of the process may be known before its last lines.
+        until("all requests have finished", async || logs().contains("\"drained\"")).await;
         self.run().await;
         until("the node gets requests", async || self.count("onetake_executed_total").await > 20)
             .await;

@@ -1,4 +1,4 @@
-//! What the upstream is told about the request that the client sent.
+//! Requests as the upstream gets them: host, path and forwarding headers.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use onetake_sim::blackbox::Target;

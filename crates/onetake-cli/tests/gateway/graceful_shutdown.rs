@@ -50,14 +50,19 @@ impl Process {
     fn has_logged(&self, text: &str) -> bool {
         self.logs.lock().unwrap().contains(text)
     }
+
+    /// Waits for a line of the log. The end of the process may be known before its last lines.
+    async fn wait_for_log(&self, text: &str) {
+        until(text, async || self.has_logged(text)).await;
+    }
 }
 
-/// Load balancers that still send requests get answers, and are told to go elsewhere.
+/// A load balancer that still sends requests gets answers, and is asked to close its connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_are_served_and_told_to_leave_before_the_listener_closes() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start().await.unwrap();
-    let mut gateway = start(&folder, &upstream.url(), "6s", "30s").await;
+    let mut gateway = start(&folder, &upstream.url(), "5m", "30s").await;
     let mut kept = RawClient::connect(gateway.address).await;
     kept.post("/any/charge", "kept-connection-00001").await;
     assert_eq!(kept.response().await.unwrap().header("connection"), None);
@@ -82,6 +87,7 @@ async fn clients_are_served_and_told_to_leave_before_the_listener_closes() {
     connection.await.unwrap().unwrap();
     assert!(streams.ready().await.is_err(), "GOAWAY");
     assert!(!gateway.has_logged("draining"), "all of this was before the drain");
+    gateway.signal();
     gateway.ended().await;
     assert!(TcpStream::connect(gateway.address).await.is_err());
 }
@@ -100,10 +106,10 @@ async fn a_second_signal_skips_the_delay_and_a_third_one_the_drain() {
     upstream.ran("never-ends-000000001", 1).await;
     gateway.leave().await;
     gateway.signal();
-    until("it drains", async || gateway.has_logged("draining")).await;
+    gateway.wait_for_log("draining").await;
     gateway.signal();
     assert!(!gateway.child.wait().await.unwrap().success());
-    assert!(gateway.has_logged("stopped immediately"));
+    gateway.wait_for_log("stopped immediately").await;
 }
 
 /// Opens an HTTP/2 connection that asks for a large response and never reads it.
@@ -146,7 +152,7 @@ async fn idle_and_silent_peers_do_not_delay_the_end() {
     gateway.signal();
     let took = gateway.ended().await;
     assert!(took < Duration::from_secs(30), "{took:?}");
-    assert!(gateway.has_logged("\"drained\""), "nothing was left at the limit");
+    gateway.wait_for_log("\"drained\"").await;
     drop((deaf, silent, idle, deaf_http1, idle_http2));
 }
 
@@ -162,7 +168,7 @@ async fn an_operation_that_does_not_end_is_unknown_after_the_limit() {
     gateway.signal();
     gateway.ended().await;
     assert!(running.await.unwrap().is_err(), "it was cut off");
-    assert!(gateway.has_logged("drain timeout"));
+    gateway.wait_for_log("drain timeout").await;
     let gateway = start(&folder, &upstream.url(), "0s", "1s").await;
     let retry = gateway.client.post("/any/gate").key(key).send().await.unwrap();
     assert_eq!((retry.status(), &*retry.code()), (500, "previous_attempt_failed"));
@@ -189,7 +195,7 @@ async fn endless_events() -> String {
     url
 }
 
-/// What does not end by itself is cut off at the limit.
+/// A response that does not end by itself is cut off at the limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_response_is_cut_off_at_the_limit() {
     let folder = tempfile::tempdir().unwrap();
@@ -198,10 +204,10 @@ async fn an_endless_response_is_cut_off_at_the_limit() {
     let mut reader = RawClient::connect(gateway.address).await;
     reader.write("GET /events HTTP/1.1\r\nHost: a\r\n\r\n").await;
     let reading = tokio::spawn(async move { reader.rest().await });
-    until("events arrive", async || gateway.has_logged("onetake::access")).await;
+    gateway.wait_for_log("onetake::access").await;
     gateway.signal();
     let took = gateway.ended().await;
     assert!(took > Duration::from_secs(2) && took < Duration::from_secs(20), "{took:?}");
-    assert!(gateway.has_logged("connections that did not end in time are cut off"));
+    gateway.wait_for_log("connections that did not end in time are cut off").await;
     assert!(!reading.await.unwrap().is_empty());
 }

@@ -48,17 +48,15 @@ async fn idle_connections_outlive_the_timeout_for_heads() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_end_after_the_configured_time() {
     let upstream = Upstream::start().await.unwrap();
-    let gateway = InProcess::start(configuration(&upstream.url(), "keep_alive = \"1s\"", "")).await;
+    let gateway = InProcess::start(configuration(&upstream.url(), "keep_alive = \"3s\"", "")).await;
     let mut new = RawClient::connect(gateway.address()).await;
     let mut idle = used(&gateway, "idle-connection-0003").await;
     let since = SystemClock.monotonic();
     assert_eq!((new.rest().await, idle.rest().await), (vec![], vec![]));
     let took = SystemClock.monotonic() - since;
-    assert!(took > Duration::from_millis(500) && took < Duration::from_secs(14), "{took:?}");
+    assert!(took > Duration::from_secs(1) && took < Duration::from_secs(14), "{took:?}");
     // A request that takes longer is not idle time.
     let mut client = RawClient::connect(gateway.address()).await;
-    client.post("/any/slow?ms=2500", "slow-and-not-idle-01").await;
-    assert_eq!(client.response().await.unwrap().status(), 201);
-    client.post("/any/charge", "slow-and-not-idle-02").await;
+    client.post("/any/slow?ms=4500", "slow-and-not-idle-01").await;
     assert_eq!(client.response().await.unwrap().status(), 201);
 }

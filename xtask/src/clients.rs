@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::Value;
 
 mod languages;
+mod table;
 
 pub(crate) const USAGE: &str = "\
 cargo xtask clients     test the clients, print scenarios by client";
@@ -106,7 +107,7 @@ pub(crate) fn run(build: &[&str]) -> Result<(), String> {
             Err(error) => wrong.push(format!("{name}: {error}")),
         }
     }
-    print(&all);
+    table::print(&all);
     if let Err(error) = shop(&binaries) {
         wrong.push(error);
     }
@@ -304,47 +305,6 @@ impl Drop for Server {
         drop(self.process.stdin.take());
         let _ended = self.process.wait();
     }
-}
-
-/// Prints the table of scenarios by client, the effects, and the deliberate mistakes.
-fn print(report: &Report) {
-    let text = |line: &Value, name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
-    let mut names: Vec<String> = Vec::new();
-    let mut columns: Vec<String> = Vec::new();
-    let mut cells: BTreeMap<(String, String), bool> = BTreeMap::new();
-    for line in &report.scenarios {
-        let (Some(name), Some(client)) = (text(line, "scenario"), text(line, "client")) else {
-            continue;
-        };
-        if !names.contains(&name) {
-            names.push(name.clone());
-        }
-        if !columns.contains(&client) {
-            columns.push(client.clone());
-        }
-        cells.insert((name, client), line.get("ok") == Some(&Value::Bool(true)));
-    }
-    println!(
-        "{:<36}{}",
-        "scenario",
-        columns.iter().map(|c| format!("{c:>20}")).collect::<String>()
-    );
-    for name in names {
-        let cell = |client: &String| match cells.get(&(name.clone(), client.clone())) {
-            Some(true) => "green",
-            Some(false) => "RED",
-            // The queue is one per language; adapters have none.
-            None => "-",
-        };
-        println!(
-            "{name:<36}{}",
-            columns.iter().map(|c| format!("{:>20}", cell(c))).collect::<String>()
-        );
-    }
-    println!("\neffects through a gateway that loses one response in three");
-    report.effects.iter().for_each(|line| println!("{line}"));
-    println!("\ndeliberate mistakes");
-    report.breaks.iter().for_each(|line| println!("{line}"));
 }
 
 fn clients() -> PathBuf {

@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, UPGRADE};
+use http::header::{
+    CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, TRANSFER_ENCODING, UPGRADE,
+};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -185,6 +188,10 @@ fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> 
 
 /// Rewrites the request for the upstream.
 fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
+    // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
+    // one.
+    let is_chunked =
+        !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
     let path = request.uri().path_and_query().cloned();
     *request.uri_mut() = path.unwrap_or_else(|| PathAndQuery::from_static("/")).into();
     *request.version_mut() = Version::HTTP_11;
@@ -193,6 +200,9 @@ fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
     strip_hop_by_hop(headers);
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    if is_chunked {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

@@ -28,7 +28,7 @@ use onetake_core::{Clock, SystemClock};
 
 pub use child::Child;
 pub use dynamo::Dynamo;
-pub use frameworks::{Framework, FrameworkServer};
+pub use frameworks::{Framework, FrameworkServer, NginxProxy};
 pub use nats::Nats;
 pub use peers::{Peer, PeerServer};
 pub use postgres::{PgBouncer, Postgres};

@@ -98,7 +98,17 @@ impl Answer for Edge {
             }
             let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
             let mut response = match admit(plans, peer.ip(), &mut parts) {
-                Err(problem) => plans.answers.tell(problem, None).map(whole),
+                Err(problem) => {
+                    let is_ambiguous = problem.code() == Code::RequestRefused;
+                    let mut response = plans.answers.tell(problem, None).map(whole);
+                    // Another server could read the bytes behind such a request as a part of it.
+                    if is_ambiguous && parts.version < Version::HTTP_2 {
+                        response
+                            .headers_mut()
+                            .insert(CONNECTION, HeaderValue::from_static("close"));
+                    }
+                    response
+                }
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place.bodies());
@@ -279,11 +289,12 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
             ));
         }
         (Some(host), _) => host,
-        (None, Some(uri)) => {
+        // HTTP/2 has the host in the target alone. In HTTP/1.1 the header is required as well.
+        (None, Some(uri)) if parts.version != Version::HTTP_11 => {
             HeaderValue::from_str(&uri).map_err(|_| refused("The host is malformed."))?
         }
         (None, None) if parts.version <= Version::HTTP_10 => HeaderValue::from_static("localhost"),
-        (None, None) => return Err(refused("The request has no Host header.")),
+        (None, _) => return Err(refused("The request has no Host header.")),
     };
     let text = host.to_str().map_err(|_| refused("The Host header is malformed."))?;
     if text.contains('@') || text.parse::<Authority>().is_err() {

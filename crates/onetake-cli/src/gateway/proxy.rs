@@ -8,9 +8,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::{
-    CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, TRAILER, UPGRADE,
+    CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -220,6 +222,10 @@ fn strip_but_trailer(headers: &mut HeaderMap) {
 
 /// Rewrites the request for the upstream. Returns true if the client accepts trailers.
 fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgrade: bool) -> bool {
+    // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
+    // one.
+    let is_chunked =
+        !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
     if let Some(host) = &upstream.host {
@@ -231,6 +237,9 @@ fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgr
     if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    if is_chunked {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));

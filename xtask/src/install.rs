@@ -111,6 +111,12 @@ const FRAMEWORKS_FOR_PYTHON: &[&str] = &[
 /// A web framework for Node that runs behind the gateway.
 const FRAMEWORK_FOR_NODE: &str = "express@5.3.0";
 
+/// gRPC for Python. Its dependencies are pinned as well.
+const GRPC_FOR_PYTHON: &[&str] = &["grpcio==1.85.1", "typing-extensions==4.16.0"];
+
+/// gRPC for Node.
+const GRPC_FOR_NODE: &str = "@grpc/grpc-js@1.14.7";
+
 /// Installs missing programs.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
@@ -141,6 +147,8 @@ pub(crate) fn servers() -> Result<(), String> {
     fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
     fill(&tools.join("frameworks/python"), |folder| pip(folder, FRAMEWORKS_FOR_PYTHON))?;
+    fill(&tools.join("grpc/python"), |folder| pip(folder, GRPC_FOR_PYTHON))?;
+    fill(&tools.join("grpc/node"), |folder| npm(folder, GRPC_FOR_NODE))?;
     fill(&tools.join("stripe/node"), |folder| npm(folder, STRIPE_FOR_NODE))?;
     fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))
 }

@@ -57,6 +57,17 @@ impl<B> RequestBody<B> {
         Self { kind: RequestKind::Untouched { body, ends_exactly } }
     }
 
+    /// Returns a copy of a body that is in memory, and `None` for a stream.
+    #[must_use]
+    pub fn in_memory(&self) -> Option<Self> {
+        match &self.kind {
+            RequestKind::Untouched { .. } => None,
+            RequestKind::Read { data } => {
+                Some(Self { kind: RequestKind::Read { data: data.clone() } })
+            }
+        }
+    }
+
     pub(crate) fn read(data: Bytes) -> Self {
         Self { kind: RequestKind::Read { data: Some(data).filter(|data| !data.is_empty()) } }
     }
@@ -141,6 +152,10 @@ impl<B> ResponseBody<B> {
         Self { kind: ResponseKind::Whole { data, trailers } }
     }
 
+    pub(crate) fn empty() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+
     pub(crate) fn rest(read: Bytes, body: Pin<Box<B>>) -> Self {
         let read = Some(read).filter(|read| !read.is_empty());
         Self { kind: ResponseKind::Rest { read, body } }
@@ -185,7 +200,9 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             ResponseKind::Untouched { body } => body.size_hint(),
-            ResponseKind::Whole { data, .. } => exact(data.as_ref()),
+            // A body with trailers has no `Content-Length`: HTTP/1.1 could not send the trailers.
+            ResponseKind::Whole { trailers: Some(_), .. } => SizeHint::default(),
+            ResponseKind::Whole { data, trailers: None } => exact(data.as_ref()),
             // Not computed: it would be the size of `read` plus what is left of the inner body.
             ResponseKind::Rest { .. } => SizeHint::default(),
         }
@@ -319,7 +336,7 @@ mod tests {
         assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
         let mut whole =
             ResponseBody::<Full<Bytes>>::whole(Bytes::from_static(b"four"), Some(HeaderMap::new()));
-        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (Some(4), false));
+        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (None, false));
         assert!(whole.frame().await.unwrap().unwrap().is_data());
         assert!(!whole.is_end_stream(), "there are trailers");
         assert!(whole.frame().await.unwrap().unwrap().is_trailers());

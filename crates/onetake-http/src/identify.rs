@@ -19,11 +19,11 @@ use crate::body::{self, BodyRead, ExactEnd, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
-use crate::head::{Head, Name};
+use crate::head::{Head, Name, uri};
 use crate::key::key_of_body;
 use crate::layer::LayerState;
 use crate::payload::Payload;
-use crate::policy::InFlight;
+use crate::policy::{InFlight, KeySource};
 use crate::problem::from_engine::overloaded;
 use crate::problem::{Code, Problem};
 use crate::respond::Refusal;
@@ -82,7 +82,10 @@ impl Head {
             .await
             .map_err(|problem| self.refused(problem))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
-        let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
+        let mut payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
+        if self.is_grpc() {
+            payload.read_as_call(&parts.headers).map_err(|problem| self.refused(problem))?;
+        }
         Ok(Received { head: self, parts, payload, place })
     }
 
@@ -132,7 +135,13 @@ impl Received {
         let name = match self.head.name.take() {
             Some(name) => Some(name),
             None => {
-                let key = key_of_body(&self.payload, &self.head.policy.key);
+                let policy = &self.head.policy.key;
+                let key = match &policy.source {
+                    KeySource::Grpc(field) => {
+                        field.key(&self.payload, uri(&self.parts).path(), policy.required)
+                    }
+                    _ => key_of_body(&self.payload, policy),
+                };
                 let key = key.map_err(|problem| self.head.refused(problem))?;
                 key.map(|key| Name::new(&self.head.scope, key))
             }

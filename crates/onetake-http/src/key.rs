@@ -118,7 +118,7 @@ fn uuid(key: &Key) -> Option<Key> {
 /// although it is required.
 pub(crate) fn key_of_body(payload: &Payload, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
     let pointers = match &policy.source {
-        KeySource::Header | KeySource::Issued => return Ok(None),
+        KeySource::Header | KeySource::Issued | KeySource::Grpc(_) => return Ok(None),
         KeySource::Json(pointer) => std::slice::from_ref(pointer),
         KeySource::Derive(pointers) => pointers,
     };

@@ -24,6 +24,7 @@ mod error;
 mod explain;
 mod fall_through;
 mod form;
+mod messages;
 mod policy;
 mod reader;
 mod reconcile;

@@ -3,10 +3,12 @@
 //! A route's own options are the strongest layer, then its preset's, then those of `[defaults]`. The built-in values
 //! are those of [`Policy::default`]: there is one policy for the file and for Rust.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, StatusCode, Uri};
+use onetake_http::grpc::{MessageField, ProtobufFingerprint, Schema};
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
 use onetake_http::routes::RoutePattern;
@@ -20,9 +22,10 @@ use serde_json::json;
 
 use super::error::{Problems, ValueError};
 use super::form::{
-    Form, Shape, boolean, duration, header_name, integer, list, parse_part, pointer, size, table,
-    text, upstream, words,
+    Form, Shape, boolean, duration, file, header_name, integer, list, parse_part, pointer, size,
+    table, text, upstream, words,
 };
+use super::messages::NoSchema;
 use super::reader::{Section, Value};
 use super::reconcile::{Reconcile, reconcile};
 use super::table::{Layered, Table, TableInfo, table};
@@ -55,6 +58,9 @@ table! {
         /// The parts of a request that make two requests the same: see [Fingerprints](#fingerprints).
         fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
             .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
+        /// The types of gRPC messages: a file that `protoc --include_imports --descriptor_set_out=FILE` writes.
+        /// See [Keys](#keys).
+        descriptor_set: Option<PathBuf> = file("\"billing.pb\"").optional(),
         /// The time for which an outcome is kept.
         ttl: Option<Duration> = duration("1s", "400d", "24h").at(|policy| &mut policy.terms.ttl),
         /// The time for which an attempt may run without renewing its lease.
@@ -81,7 +87,8 @@ table! {
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
         /// The time for the whole response of the upstream.
         upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.upstream_timeout),
-        /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most specific entry
+        /// Statuses whose response is recorded and replayed, such as `"404"`, `"4xx"`, or a code of gRPC such as
+        /// `"NOT_FOUND"`. The most specific entry
         /// counts, built-in ones included: see [What becomes of an attempt](#what-becomes-of-an-attempt).
         record: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
         /// Statuses after which a retry runs again.
@@ -104,14 +111,15 @@ table! {
     /// The options that only routes have.
     struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
         /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which `{id}` is one
-        /// segment and `{*rest}` the rest.
+        /// segment and `{*rest}` the rest. Or `grpc` and a method of gRPC, such as `grpc billing.v1.Payments/Charge`;
+        /// `/*` is every method of the service.
         r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
         /// Values for a use case: see [Presets](#presets).
         preset: Option<Preset> = words(&Preset::ALL).optional(),
     }
 }
 
-const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
+const MATCH: &str = r"\s*grpc\s+[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*/(\*|[A-Za-z_][0-9A-Za-z_]*)\s*|\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
 
 fn parse_match(text: &str) -> Result<RoutePattern, ValueError> {
     RoutePattern::parse(text).map_err(|error| ValueError::new(error.what, error.fix))
@@ -271,9 +279,11 @@ fn parse_namespace(text: &str) -> Result<String, ValueError> {
     }
 }
 
+const STATUS: &str = "[2-5](xx|[0-9]{2})|OK|CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|UNAUTHENTICATED";
+
 fn statuses() -> Form<Vec<StatusPattern>> {
-    let one = text("[2-5](xx|[0-9]{2})", "\"404\"", |text| {
-        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
+    let one = text(STATUS, "\"404\"", |text| {
+        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\", or a gRPC code, such as \"UNAVAILABLE\"";
         text.parse().map_err(|_| ValueError::new("not a status that can be recorded", fix))
     });
     list(one, ANY, "[\"5xx\"]")
@@ -306,17 +316,21 @@ table! {
     /// `key`
     pub(super) struct KeyOptions [Clone, Debug, Default] ("key", "{ from = \"header\", required = true }", json!({ "oneOf": [
         // Options that belong to another source would be without effect.
-        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false } },
-        { "properties": { "from": { "const": "json" }, "parts": false, "format": false, "min_length": false },
-          "required": ["from", "pointer"] },
-        { "properties": { "from": { "const": "derive" }, "pointer": false, "format": false, "min_length": false },
-          "required": ["from", "parts"] },
+        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false, "field": false,
+                          "field_number": false } },
+        { "properties": { "from": { "const": "json" }, "parts": false, "format": false, "min_length": false,
+                          "field": false, "field_number": false }, "required": ["from", "pointer"] },
+        { "properties": { "from": { "const": "derive" }, "pointer": false, "format": false, "min_length": false,
+                          "field": false, "field_number": false }, "required": ["from", "parts"] },
         { "properties": { "from": { "const": "issued" }, "pointer": false, "parts": false, "format": false,
-                          "min_length": false }, "required": ["from"] },
+                          "min_length": false, "field": false, "field_number": false }, "required": ["from"] },
+        { "properties": { "from": { "const": "grpc" }, "pointer": false, "parts": false, "format": false,
+                          "min_length": false },
+          "oneOf": [{ "required": ["from", "field"] }, { "required": ["from", "field_number"] }] },
         { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
     ] })) {
-        /// The source of the key: the header, a value in the JSON body, a digest of values in the JSON body, or a key
-        /// that the gateway issued.
+        /// The source of the key: the header, a value in the JSON body, a digest of values in the JSON body, a key
+        /// that the gateway issued, or a field of the message of a gRPC call.
         from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
         /// Whether a request without a key is refused.
         required: Option<bool> = boolean().optional()
@@ -329,6 +343,27 @@ table! {
         pointer: Option<Pointer> = pointer().optional(),
         /// The values that name the operation, such as `"json:/order_id"`, for `from = "derive"`.
         parts: Option<Vec<Pointer>> = list(text("json:/([^~]|~[01])*", "\"json:/order_id\"", parse_part), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
+        /// The field of the message, such as `"request_id"` or `"header.request_id"`, for `from = "grpc"`. It needs
+        /// `descriptor_set`.
+        field: Option<String> = text(FIELD, "\"request_id\"", parse_field).optional(),
+        /// The number of the field at the top of the message, for `from = "grpc"` without a descriptor set.
+        field_number: Option<usize> = integer(1, 536_870_911).optional(),
+    }
+}
+
+const FIELD: &str = r"[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*";
+
+fn parse_field(text: &str) -> Result<String, ValueError> {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    match text.split('.').all(is_name) {
+        true => Ok(text.to_owned()),
+        false => Err(ValueError::new(
+            "not the name of a field",
+            "write for example \"request_id\", or \"header.request_id\" for a field inside a field",
+        )),
     }
 }
 
@@ -338,13 +373,15 @@ pub(super) enum Source {
     Json,
     Derive,
     Issued,
+    Grpc,
 }
 
-const SOURCES: [(&str, Source); 4] = [
+const SOURCES: [(&str, Source); 5] = [
     ("header", Source::Header),
     ("json", Source::Json),
     ("derive", Source::Derive),
     ("issued", Source::Issued),
+    ("grpc", Source::Grpc),
 ];
 const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
 
@@ -356,6 +393,12 @@ impl KeyOptions {
             Source::Issued => KeySource::Issued,
             Source::Json => KeySource::Json(self.pointer.clone()?),
             Source::Derive => KeySource::Derive(self.parts.clone()?),
+            Source::Grpc => KeySource::Grpc(match (&self.field, self.field_number) {
+                (Some(field), _) => {
+                    MessageField::Named { schema: Schema::new(NoSchema), field: field.clone() }
+                }
+                (None, number) => MessageField::Number(u32::try_from(number?).ok()?),
+            }),
         })
     }
 }
@@ -366,6 +409,8 @@ fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
     let foreign = [
         ("pointer", "json", key.from == Some(Source::Json)),
         ("parts", "derive", key.from == Some(Source::Derive)),
+        ("field", "grpc", key.from == Some(Source::Grpc)),
+        ("field_number", "grpc", key.from == Some(Source::Grpc)),
         ("format", "header", is_header),
         ("min_length", "header", is_header),
     ];
@@ -378,12 +423,19 @@ fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
     }
     let needed = match key.from {
         Some(Source::Json) => "pointer = \"/client_reference\"",
+        Some(Source::Grpc) => "field = \"request_id\"",
         _ => "parts = [\"json:/order_id\"]",
     };
     if key.from.is_some() && key.source().is_none() {
         let what = format!("`{}` is missing", needed.split(' ').next().unwrap_or_default());
         let fault = ValueError::new(what, format!("write for example {needed}"));
         return value.field("from")?.refuse(fault, problems);
+    }
+    if let (Some(_), Some(_), Some(number)) =
+        (&key.field, key.field_number, value.field("field_number"))
+    {
+        let fault = ValueError::new("cannot be combined with `field`", "keep one of the two");
+        return number.refuse(fault, problems);
     }
     Some(key)
 }
@@ -392,13 +444,14 @@ table! {
     /// `fingerprint`, as it is written.
     struct FingerprintOptions [Debug] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
         { "properties": { "mode": { "const": "bytes" }, "exclude": false, "include": false } },
-        { "properties": { "mode": { "const": "json" }, "include": false } },
+        { "properties": { "mode": { "enum": ["json", "protobuf"] }, "include": false } },
         { "properties": { "mode": { "const": "json" }, "exclude": false }, "required": ["include"] },
         { "properties": { "mode": { "pattern": r"\$\{" } } },
     ] })) {
-        /// The comparison of bodies: byte by byte, or as JSON.
-        mode: bool = words(&[("bytes", false), ("json", true)]).required(),
-        /// JSON Pointers to values that do not count.
+        /// The comparison of bodies: byte by byte, as JSON, or as the message of a gRPC call, which needs
+        /// `descriptor_set`.
+        mode: Comparison = words(&COMPARISONS).required(),
+        /// JSON Pointers to values or fields that do not count.
         exclude: Option<Vec<Pointer>> = list(pointer(), ANY, "[\"/timestamp\"]").optional(),
         /// JSON Pointers to the only values that count.
         include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
@@ -406,6 +459,16 @@ table! {
         headers: Option<Vec<HeaderName>> = list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]").optional(),
     }
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    Bytes,
+    Json,
+    Protobuf,
+}
+
+const COMPARISONS: [(&str, Comparison); 3] =
+    [("bytes", Comparison::Bytes), ("json", Comparison::Json), ("protobuf", Comparison::Protobuf)];
 
 /// `fingerprint`
 #[derive(Clone, Debug, Default)]
@@ -427,6 +490,11 @@ impl Fingerprint {
     }
 }
 
+/// The field of a message that a JSON Pointer names.
+fn field_at(pointer: &Pointer) -> String {
+    pointer.as_str().trim_start_matches('/').replace('/', ".")
+}
+
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
     let what = "the header changes with each attempt, so every retry would be refused";
     match CHANGING_HEADERS.contains(&name.as_str()) {
@@ -440,8 +508,16 @@ fn fingerprint(
     value: &Value<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Fingerprint> {
-    let FingerprintOptions { mode: is_json, exclude, include, headers } = options;
+    let FingerprintOptions { mode, exclude, include, headers } = options;
+    let is_json = mode == Comparison::Json;
     let mode = match (is_json, exclude, include) {
+        (false, exclude, None) if mode == Comparison::Protobuf => {
+            let exclude = exclude.unwrap_or_default().iter().map(field_at).collect();
+            FingerprintMode::Protobuf(ProtobufFingerprint {
+                schema: Schema::new(NoSchema),
+                exclude,
+            })
+        }
         (false, None, None) => FingerprintMode::Bytes,
         (true, None, None) => FingerprintMode::Json(Selection::Whole),
         (true, Some(exclude), None) if exclude.is_empty() => {

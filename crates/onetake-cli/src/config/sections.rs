@@ -53,9 +53,14 @@ table! {
     pub struct Gateway [Clone, Debug, PartialEq, Eq] ("[gateway]", "[gateway]") {
         /// The IP address and port where clients connect.
         listen: SocketAddr = listen().or("\"127.0.0.1:8080\""),
-        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`,
-        /// without a path. Required, unless every route has its own.
+        /// The URL for requests whose route has none: `http://HOST:PORT`, `https://HOST:PORT`, or
+        /// `h2c://HOST:PORT` for HTTP/2 without TLS, without a path. Required, unless every route
+        /// has its own.
         upstream: Option<Uri> = upstream().optional(),
+        /// The time without a sign of life after which an HTTP/2 connection to an upstream with
+        /// requests in progress is checked by a ping. gRPC servers close connections with more
+        /// than one ping in five minutes.
+        upstream_ping_interval: Duration = duration("1s", "1h", "6m").or("\"6m\""),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404. GET, HEAD, OPTIONS

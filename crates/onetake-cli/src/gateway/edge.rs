@@ -19,6 +19,7 @@ use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
 use onetake_http::body::ExactEnd;
+use onetake_http::grpc;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
@@ -75,7 +76,13 @@ impl Edge {
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
             match admit(plans, peer.ip(), &mut parts) {
-                Err(problem) => plans.answers.tell(problem, None).map(whole),
+                Err(problem) => {
+                    let response = plans.answers.tell(problem, None).map(whole);
+                    match grpc::is_grpc(&parts.headers) {
+                        true => grpc::error_of(response, || whole(Bytes::new())),
+                        false => response,
+                    }
+                }
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place);

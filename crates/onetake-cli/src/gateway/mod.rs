@@ -179,8 +179,9 @@ impl Gateway {
         }
         let layer = layer.build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
+        let ping_interval = config.gateway.upstream_ping_interval;
         let edge = |_| {
-            let inner = layer.layer(Proxy::new(connector.clone()));
+            let inner = layer.layer(Proxy::new(connector.clone(), ping_interval));
             Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(engine.clock())))
         };
         let edges = (0..cores.count()).map(edge).collect();

@@ -20,6 +20,7 @@ use tracing::{Instrument, Span};
 
 use onetake_core::engine::SPANS;
 use onetake_core::{Cause, Clock, Reference, SystemClock};
+use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
@@ -28,7 +29,7 @@ use onetake_http::{
 use super::edge::ConnectionPermit;
 use super::plan::Plan;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, Upstreams};
+use super::upstream::{Evidence, NoResponse, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -36,7 +37,7 @@ use crate::traces::pass_on;
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 
 /// The body of a response: the upstream's, or one of the gateway itself.
-pub(super) type Body = Either<Incoming, Full<Bytes>>;
+pub(super) type Body = Either<UpstreamBody, Full<Bytes>>;
 
 /// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
@@ -48,9 +49,10 @@ struct Forwarder {
 }
 
 impl Proxy {
-    pub(super) fn new(connector: Connector) -> Self {
+    /// `ping_interval` is that of HTTP/2 connections to upstreams.
+    pub(super) fn new(connector: Connector, ping_interval: Duration) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, Arc::clone(&clock));
+        let upstreams = Upstreams::new(connector, Arc::clone(&clock), ping_interval);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
@@ -93,9 +95,14 @@ impl Forwarder {
         address(&mut request, upgrade.is_some());
         let span = span_to(&upstream);
         pass_on(&span, request.headers_mut());
-        let sent = self
-            .send(&upstream, request, upgrade.is_some(), patience(plan.timeout, left))
-            .instrument(span.clone());
+        let timeout = match asked.reference.is_none() && is_grpc(request.headers()) {
+            // A call without a key is not touched, and may be a stream. It has the time that its
+            // client gives it.
+            true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
+            false => patience(plan.timeout, left),
+        };
+        let sent =
+            self.send(&upstream, request, upgrade.is_some(), timeout).instrument(span.clone());
         match sent.await {
             Ok(response) => {
                 let status = i64::from(response.status().as_u16());
@@ -124,7 +131,7 @@ impl Forwarder {
         request: Request<RequestBody<Incoming>>,
         upgrade: bool,
         timeout: Duration,
-    ) -> Result<Response<Incoming>, Code> {
+    ) -> Result<Response<UpstreamBody>, Code> {
         let mut evidence = Evidence::default();
         let sending = async {
             match upgrade {
@@ -201,7 +208,7 @@ fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
 }
 
 fn received(
-    mut response: Response<Incoming>,
+    mut response: Response<UpstreamBody>,
     client: Option<OnUpgrade>,
     place: Option<ConnectionPermit>,
     asked: Asked,

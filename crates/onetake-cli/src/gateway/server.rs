@@ -40,6 +40,10 @@ const HEADERS_MAX: usize = 100;
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
+/// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// The same for a whole HTTP/2 connection. One slow stream does not stop the others.
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -283,6 +287,8 @@ fn builder() -> Builder<TokioExecutor> {
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
         .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX));
     builder
 }

@@ -10,6 +10,7 @@ mod common;
 mod deliberate_bugs;
 mod demo;
 mod documented_metrics;
+mod grpc;
 mod kills_and_signals;
 #[cfg(feature = "otlp")]
 mod log_secrecy;

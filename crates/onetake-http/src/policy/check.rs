@@ -134,7 +134,10 @@ impl Policy {
 
     /// True if keys can be guessed and the policy does not name the tenant that owns them.
     fn needs_tenant(&self) -> bool {
-        let is_in_body = matches!(self.key.source, KeySource::Json(_) | KeySource::Derive(_));
+        let is_in_body = matches!(
+            self.key.source,
+            KeySource::Json(_) | KeySource::Derive(_) | KeySource::Grpc(_)
+        );
         is_in_body && self.tenant == Tenant::CredentialOrPublic
     }
 

@@ -12,6 +12,7 @@ use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 use onetake_core::{OnRetry, Terms};
 
 use crate::fingerprint::FingerprintPolicy;
+use crate::grpc::MessageField;
 use crate::json::Pointer;
 use crate::memo::MemoField;
 use crate::problem::{Dialect, ProblemFormat, ProblemStatuses};
@@ -184,6 +185,8 @@ pub enum KeySource {
     Derive(Vec<Pointer>),
     /// The header, limited to keys that this service issued for the same tenant, method and path.
     Issued,
+    /// A field of the message of a gRPC call.
+    Grpc(MessageField),
 }
 
 /// The required format of a key from a header.

@@ -162,6 +162,17 @@ impl Problem {
     }
 }
 
+/// The problem that a response tells, in the extensions of the response. A gRPC client gets it in
+/// other words.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub(crate) code: Code,
+    pub(crate) detail: Box<str>,
+    pub(crate) retry_after: Option<u64>,
+    pub(crate) recorded: Option<StatusCode>,
+    pub(crate) reference: Option<Reference>,
+}
+
 /// The problem of a policy that cannot work, or of a handler that does not fit its route: see
 /// docs/TRANSACTIONS.md.
 pub(crate) fn misconfigured() -> Problem {
@@ -238,6 +249,13 @@ impl ProblemFormat {
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
+        response.extensions_mut().insert(Told {
+            code: problem.code,
+            detail: problem.detail,
+            retry_after: problem.retry_after,
+            recorded: problem.recorded.map(|(status, _)| status),
+            reference,
+        });
         response
     }
 

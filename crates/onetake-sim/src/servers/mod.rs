@@ -12,6 +12,7 @@
 mod child;
 mod dynamo;
 mod frameworks;
+mod grpc;
 mod nats;
 mod postgres;
 mod redis;
@@ -28,6 +29,7 @@ use onetake_core::{Clock, SystemClock};
 pub use child::Child;
 pub use dynamo::Dynamo;
 pub use frameworks::{Framework, FrameworkServer};
+pub use grpc::GrpcRuntime;
 pub use nats::Nats;
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Flavour, Redis, RedisCluster};

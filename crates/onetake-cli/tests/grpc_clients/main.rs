@@ -94,7 +94,10 @@ impl tonic::codec::Decoder for Plain {
     }
 }
 
-/// tonic has no retry policy of its own: the code around it calls again after `UNAVAILABLE`.
+/// The codes of tonic for a connection that broke.
+const RETRIED: [Code; 3] = [Code::Unavailable, Code::Unknown, Code::Cancelled];
+
+/// tonic has no retry policy of its own: the code around it calls again if the connection broke.
 async fn call_by_tonic(server: SocketAddr, count: usize) -> Vec<Value> {
     let endpoint = Endpoint::from_shared(format!("http://{server}")).unwrap();
     let channel = endpoint.connect_lazy();
@@ -121,7 +124,7 @@ async fn call_by_tonic(server: SocketAddr, count: usize) -> Vec<Value> {
                     let reply = String::from_utf8(reply.into_inner()).unwrap();
                     json!({ "case": key, "reply": reply, "cost": cost })
                 }
-                Err(status) if [Code::Unavailable, Code::Unknown].contains(&status.code()) => {
+                Err(status) if RETRIED.contains(&status.code()) => {
                     continue;
                 }
                 Err(status) => json!({ "case": key, "error": status.to_string() }),

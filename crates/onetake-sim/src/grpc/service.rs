@@ -260,44 +260,35 @@ fn whole(message: Bytes, status: Option<&str>) -> ReplyBody {
     BodyExt::boxed(StreamBody::new(stream::iter(frames)))
 }
 
+/// A conversation. It counts as cancelled if it is dropped before the request has ended.
+struct Conversation {
+    body: Incoming,
+    state: Arc<ServiceState>,
+    has_ended: bool,
+}
+
+impl Drop for Conversation {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.state.cancelled.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
 fn echo(body: Incoming, state: Arc<ServiceState>) -> ReplyBody {
-    let frames = stream::unfold(Some((body, state)), |open| async {
-        let (mut body, state) = open?;
-        match body.frame().await {
-            Some(Ok(frame)) => Some((Ok(frame), Some((body, state)))),
-            Some(Err(error)) => {
-                state.cancelled.fetch_add(1, Ordering::AcqRel);
-                Some((Err(io::Error::other(error)), None))
+    let conversation = Conversation { body, state, has_ended: false };
+    let frames = stream::unfold(Some(conversation), |open| async {
+        let mut open = open?;
+        match open.body.frame().await {
+            Some(Ok(frame)) if frame.is_data() => Some((Ok(frame), Some(open))),
+            Some(Err(error)) => Some((Err(io::Error::other(error)), None)),
+            _ended => {
+                open.has_ended = true;
+                Some((Ok(Frame::trailers(trailers("0"))), None))
             }
-            None => Some((Ok(Frame::trailers(trailers("0"))), None)),
         }
     });
-    BodyExt::boxed(StreamBody::new(frames.filter_frames()))
-}
-
-/// Removes the trailers of a request, which are no part of its echo.
-trait FilterFrames: Sized {
-    /// Returns the stream without frames of trailers that hold no status.
-    fn filter_frames(
-        self,
-    ) -> impl stream::Stream<Item = Result<Frame<Bytes>, io::Error>> + Send + Sync;
-}
-
-impl<S> FilterFrames for S
-where
-    S: stream::Stream<Item = Result<Frame<Bytes>, io::Error>> + Send + Sync,
-{
-    fn filter_frames(
-        self,
-    ) -> impl stream::Stream<Item = Result<Frame<Bytes>, io::Error>> + Send + Sync {
-        use futures_util::StreamExt;
-        self.filter(|frame| {
-            let is_kept = frame.as_ref().map_or(true, |frame| {
-                frame.trailers_ref().is_none_or(|trailers| trailers.contains_key("grpc-status"))
-            });
-            std::future::ready(is_kept)
-        })
-    }
+    BodyExt::boxed(StreamBody::new(frames))
 }
 
 fn source(count: usize, size: usize, state: Arc<ServiceState>) -> ReplyBody {

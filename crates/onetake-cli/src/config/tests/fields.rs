@@ -265,6 +265,7 @@ const POLICY: &[(Lines, Refused)] = &[
             "key = { format = \"uuid\" }",
             "key = { from = \"issued\" }",
             "key = { from = \"grpc\", field_number = 5 }\ntenant = \"credential\"",
+            "key = { from = \"grpc\", field = \"request_id\" }\ntenant = \"credential\"\ndescriptor_set = \"tests/common/billing.pb\"",
             "key = { from = \"json\", pointer = \"/transfer/client_reference\" }\ntenant = \"public\"",
             "key = { from = \"json\", pointer = \"/id\", required = false }\ntenant = \"public\"",
             "key = { from = \"derive\", parts = [\"json:/merchant_id\", \"json:/order_id\"] }\ntenant = \"credential\"",
@@ -410,6 +411,7 @@ const POLICY: &[(Lines, Refused)] = &[
         &[
             "fingerprint = { mode = \"bytes\" }",
             "fingerprint = { mode = \"json\", exclude = [] }",
+            "fingerprint = { mode = \"protobuf\", exclude = [\"/amount\"] }\ndescriptor_set = \"tests/common/billing.pb\"",
             "fingerprint = { mode = \"json\", include = [\"/a\"] }",
             "fingerprint = { mode = \"bytes\", headers = [\"X-Account\"] }",
         ],

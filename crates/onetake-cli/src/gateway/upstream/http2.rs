@@ -110,8 +110,8 @@ struct Load {
     /// When it was opened and when its last stream ended, in microseconds of the monotonic clock.
     opened: u64,
     idle_since: AtomicU64,
-    /// The number of reads that returned bytes.
-    reads: AtomicU64,
+    /// When something arrived last, in microseconds of the monotonic clock.
+    last_read: AtomicU64,
     is_retired: AtomicBool,
     clock: Arc<dyn Clock>,
 }
@@ -130,14 +130,12 @@ impl Drop for StreamPlace {
 struct Waiting<'a> {
     load: &'a Load,
     since: Duration,
-    reads: u64,
     is_answered: bool,
 }
 
 impl<'a> Waiting<'a> {
     fn new(load: &'a Load) -> Self {
-        let (since, reads) = (load.clock.monotonic(), load.reads.load(Ordering::Relaxed));
-        Self { load, since, reads, is_answered: false }
+        Self { load, since: load.clock.monotonic(), is_answered: false }
     }
 }
 
@@ -145,9 +143,10 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         // The request timed out, or its client left. A connection without any sign of life may be
         // dead, and each further request on it would have an unknown outcome.
-        let is_silent = self.load.reads.load(Ordering::Relaxed) == self.reads;
-        let waited = self.load.clock.monotonic().saturating_sub(self.since);
-        if !self.is_answered && is_silent && waited >= SILENCE_MAX {
+        let last_read = Duration::from_micros(self.load.last_read.load(Ordering::Relaxed));
+        let since = self.since.max(last_read);
+        let silence = self.load.clock.monotonic().saturating_sub(since);
+        if !self.is_answered && silence >= SILENCE_MAX {
             self.load.is_retired.store(true, Ordering::Relaxed);
         }
     }
@@ -274,11 +273,11 @@ where
             streams_max: AtomicUsize::new(STREAMS_MAX),
             opened: now,
             idle_since: AtomicU64::new(now),
-            reads: AtomicU64::new(0),
+            last_read: AtomicU64::new(now),
             is_retired: AtomicBool::new(false),
             clock: Arc::clone(&self.clock),
         });
-        let io = CountedReads { io: TokioIo::new(stream), load: Arc::clone(&load) };
+        let io = TimedReads { io: TokioIo::new(stream), load: Arc::clone(&load) };
         let handshake = Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
@@ -408,13 +407,13 @@ fn copied<B: SendAgain>(request: &Request<B>) -> Option<Request<B>> {
     Some(copy)
 }
 
-/// A connection that counts its reads.
-struct CountedReads {
+/// A connection that notes the time of its reads.
+struct TimedReads {
     io: TokioIo<Stream>,
     load: Arc<Load>,
 }
 
-impl Read for CountedReads {
+impl Read for TimedReads {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -422,13 +421,14 @@ impl Read for CountedReads {
     ) -> Poll<std::io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(cx, into);
         if read.is_ready() {
-            self.load.reads.fetch_add(1, Ordering::Relaxed);
+            let now = micros(self.load.clock.monotonic());
+            self.load.last_read.store(now, Ordering::Relaxed);
         }
         read
     }
 }
 
-impl Write for CountedReads {
+impl Write for TimedReads {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

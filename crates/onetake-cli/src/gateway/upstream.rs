@@ -117,7 +117,7 @@ where
             Ok(response) => Ok(response),
             Err(Failed::NoResponse) => Err(NoResponse),
             Err(Failed::SpeaksHttp1(request)) => {
-                self.send_over_http1(upstream, request, evidence).await
+                self.send_over_http1(upstream, *request, evidence).await
             }
         }
     }

@@ -68,7 +68,7 @@ impl<B> SendAgain for RequestBody<B> {
 pub(super) enum Failed<B> {
     NoResponse,
     /// The upstream has stopped to speak HTTP/2. The request was not sent.
-    SpeaksHttp1(Request<B>),
+    SpeaksHttp1(Box<Request<B>>),
 }
 
 impl<B> From<NoResponse> for Failed<B> {
@@ -185,7 +185,7 @@ where
                 Some(taken) => taken,
                 None => match self.open(&pool, upstream).await? {
                     Some(taken) => taken,
-                    None => return Err(Failed::SpeaksHttp1(readdressed(request))),
+                    None => return Err(Failed::SpeaksHttp1(Box::new(readdressed(request)))),
                 },
             };
             let again = copied(&request);

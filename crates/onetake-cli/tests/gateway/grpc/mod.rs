@@ -1,4 +1,5 @@
 //! gRPC through the gateway.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod bad_input;
 mod descriptors;

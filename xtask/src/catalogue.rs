@@ -139,6 +139,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     ),
     program(
         "onetake-cli",
+        "grpc_clients",
+        "gRPC clients of others with their own retries, behind a proxy that loses responses",
+        "gRPC for Python and Node",
+    ),
+    program(
+        "onetake-cli",
         "stripe",
         "Stripe's own SDKs with their own retries",
         "Stripe for this machine, Stripe's SDKs for Python and Node",

@@ -122,6 +122,12 @@ const PEERS_FOR_PYTHON: &[&str] = &["asgi-idempotency-header==0.2.0", "redis==8.
 /// The same for Node.
 const PEER_FOR_NODE: &str = "express-idempotency@1.0.6";
 
+/// gRPC for Python. Its dependencies are pinned as well.
+const GRPC_FOR_PYTHON: &[&str] = &["grpcio==1.85.1", "typing-extensions==4.16.0"];
+
+/// gRPC for Node.
+const GRPC_FOR_NODE: &str = "@grpc/grpc-js@1.14.7";
+
 /// Installs missing programs.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
@@ -155,6 +161,8 @@ pub(crate) fn servers() -> Result<(), String> {
     fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
     fill(&tools.join("frameworks/python"), |folder| pip(folder, FRAMEWORKS_FOR_PYTHON))?;
+    fill(&tools.join("grpc/python"), |folder| pip(folder, GRPC_FOR_PYTHON))?;
+    fill(&tools.join("grpc/node"), |folder| npm(folder, GRPC_FOR_NODE))?;
     fill(&tools.join("stripe/node"), |folder| npm(folder, STRIPE_FOR_NODE))?;
     fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))?;
     fill(&tools.join("peers/python"), |folder| {

@@ -67,6 +67,17 @@ impl<B> RequestBody<B> {
         Self { kind: RequestKind::Untouched { body, ends_exactly } }
     }
 
+    /// Returns a copy of a body that is in memory, and `None` for a stream.
+    #[must_use]
+    pub fn in_memory(&self) -> Option<Self> {
+        match &self.kind {
+            RequestKind::Untouched { .. } => None,
+            RequestKind::Read { data, trailers } => Some(Self {
+                kind: RequestKind::Read { data: data.clone(), trailers: trailers.clone() },
+            }),
+        }
+    }
+
     pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data).filter(|data| !data.is_empty());
         Self { kind: RequestKind::Read { data, trailers } }
@@ -157,6 +168,10 @@ impl<B> ResponseBody<B> {
     pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data).filter(|data| !data.is_empty());
         Self { kind: ResponseKind::Whole { data, trailers } }
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self::whole(Bytes::new(), None)
     }
 
     pub(crate) fn rest(read: Bytes, body: Pin<Box<B>>) -> Self {

@@ -10,6 +10,7 @@ use onetake_core::clock::Timestamp;
 use onetake_core::{Clock, DerivingSecret, Key, Memo, RecordId, Reference, Scope};
 
 use crate::deadline::{self, Deadline};
+use crate::grpc::CallForm;
 use crate::issued::{self, Use};
 use crate::key::{as_written, key_of_head};
 use crate::layer::LayerState;
@@ -34,6 +35,8 @@ pub(crate) struct Head {
     /// not issued.
     pub(crate) issued_until: Option<Timestamp>,
     pub(crate) deadline: Option<Deadline>,
+    /// The form of a gRPC call. `None` for other requests.
+    pub(crate) form: Option<CallForm>,
 }
 
 /// The key of an operation and the id of its record. The id is derived from the key once.
@@ -93,7 +96,8 @@ impl Head {
             caller(&policy.tenant, parts, deadline, clock).await.map_err(refused)?;
         let scope = scope(&policy, tenant);
         let name = key.map(|key| Name::new(&scope, key));
-        let mut head = Self { policy, scope, proof, name, issued_until: None, deadline };
+        let form = CallForm::of(&parts.headers);
+        let mut head = Self { policy, scope, proof, name, issued_until: None, deadline, form };
         head.verify_issued(shared, parts)?;
         Ok(Some(Box::new(head)))
     }
@@ -124,8 +128,14 @@ impl Head {
         self.deadline.map_or(max, |deadline| deadline.left(clock).min(max))
     }
 
+    /// Returns true if the request may be answered with 202. A gRPC call may not: it waits.
     pub(crate) fn is_async(&self) -> bool {
-        matches!(self.policy.in_flight, InFlight::Async(_))
+        matches!(self.policy.in_flight, InFlight::Async(_)) && !self.is_grpc()
+    }
+
+    /// Returns true for a gRPC call. A call of gRPC-Web is ordinary HTTP here.
+    pub(crate) fn is_grpc(&self) -> bool {
+        self.form == Some(CallForm::Grpc)
     }
 
     /// Returns how long the operation may run if it starts now.

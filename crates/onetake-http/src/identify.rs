@@ -18,12 +18,12 @@ use crate::body::{ExactEnd, RequestBody, RequestTrailers};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
-use crate::head::{Head, Name};
+use crate::head::{Head, Name, uri};
 use crate::key::key_of_body;
 use crate::layer::LayerState;
 use crate::memory::{BodyPermit, Purpose};
 use crate::payload::Payload;
-use crate::policy::InFlight;
+use crate::policy::{InFlight, KeySource};
 use crate::problem::from_engine::overloaded;
 use crate::problem::{Code, Problem};
 use crate::respond::Refusal;
@@ -94,7 +94,10 @@ impl Head {
         if let Some(trailers) = trailers {
             parts.extensions.insert(RequestTrailers(trailers));
         }
-        let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
+        let mut payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
+        if self.is_grpc() {
+            payload.read_as_call(&parts.headers).map_err(|problem| self.refused(problem))?;
+        }
         Ok(Received { head: self, parts, payload, place })
     }
 
@@ -172,7 +175,13 @@ impl Received {
         let name = match self.head.name.take() {
             Some(name) => Some(name),
             None => {
-                let key = key_of_body(&self.parts, &self.payload, &self.head.policy);
+                let policy = &self.head.policy;
+                let key = match &policy.key.source {
+                    KeySource::Grpc(field) => {
+                        field.key(&self.payload, uri(&self.parts).path(), policy.key.required)
+                    }
+                    _ => key_of_body(&self.parts, &self.payload, policy),
+                };
                 let key = key.map_err(|problem| self.head.refused(problem))?;
                 key.map(|key| Name::new(&self.head.scope, key))
             }

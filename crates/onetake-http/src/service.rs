@@ -14,6 +14,7 @@ use tracing::Instrument;
 use crate::BoxError;
 use crate::body::{RequestBody, ResponseBody};
 use crate::endpoints::Endpoint;
+use crate::grpc;
 use crate::layer::LayerState;
 use crate::pipeline;
 use crate::problem::IDEMPOTENCY_REFERENCE;
@@ -75,6 +76,7 @@ where
         // The span begins here and not at the first poll, because the caller's span may be current
         // during this call only.
         let trace = Arc::new(Trace::begin(request.method()));
+        let call = grpc::is_grpc(request.headers());
         let span = trace.span();
         let endpoint = Endpoint::of(&shared, &request);
         // Boxed, because a future can hold a moved argument in more than one place.
@@ -86,7 +88,10 @@ where
                 None => pipeline::answer(inner, &shared, (parts, body), &trace).await,
             };
             trace.answered(&answer);
-            answer
+            match answer {
+                Ok(response) if call => Ok(grpc::error_of(response, ResponseBody::empty)),
+                answer => answer,
+            }
         };
         if span.is_disabled() { Box::pin(answering) } else { Box::pin(answering.instrument(span)) }
     }

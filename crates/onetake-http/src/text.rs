@@ -73,7 +73,7 @@ macro_rules! read_text {
 
 read_text! {
     StatusPattern = |text| text.parse().map_err(|_| {
-        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
+        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\", or a gRPC code, such as \"UNAVAILABLE\"";
         TextError::new(text, "not a status that can be recorded", fix)
     });
     HeaderName = |text| text.parse().map_err(|_| {

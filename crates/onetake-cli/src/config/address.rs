@@ -88,14 +88,19 @@ pub(super) fn parse_origin(text: &str) -> Result<String, ValueError> {
     }
 }
 
-/// Reads an upstream: `http://host:port` or `https://host:port`, with a path in front of the paths
-/// of requests or without.
+/// Reads an upstream: `http://host:port`, `https://host:port`, or `h2c://host:port` for HTTP/2
+/// without TLS, with a path in front of the paths of requests or without.
 pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
-    const FIX: &str = "write for example \"http://127.0.0.1:3000\"";
+    const FIX: &str = "write for example \"http://127.0.0.1:3000\", or \"h2c://127.0.0.1:50051\" for gRPC without TLS";
     let bad = |what: &str, fix: &str| ValueError::new(what, fix).hiding_value(text.contains('@'));
     if !text.contains(['/', '@']) && http_url(&format!("http://{text}")).is_ok() {
         let fix = format!("did you mean \"http://{text}\"?");
         return Err(bad("the URL has no scheme", &fix));
+    }
+    if let Some(rest) = text.strip_prefix("h2c://") {
+        let mut parts = parse_upstream(&format!("http://{rest}"))?.into_parts();
+        parts.scheme = "h2c".parse().ok();
+        return Uri::from_parts(parts).map_err(|_| bad("not a valid URL", FIX));
     }
     let url = http_url(text).map_err(|what| bad(what, FIX))?;
     if url.query().is_some() || url.fragment().is_some() {

@@ -33,7 +33,7 @@ pub(super) struct Checks<'c, 'a> {
 
 impl Checks<'_, '_> {
     /// Reports an error of `field`, at the position of the value at `at`.
-    fn refuse(&mut self, at: &str, field: &str, fault: ValueError) {
+    pub(super) fn refuse(&mut self, at: &str, field: &str, fault: ValueError) {
         let node = self.tree.get(at);
         let place = node.map_or(Origin::Absent, |node| node.at.clone());
         let value = node.filter(|_| at == field).and_then(TomlNode::shown);
@@ -76,7 +76,10 @@ impl Checks<'_, '_> {
         let admin = self.admin(&file);
         let store = self.store(&file);
         self.lossy(&store, &file.route);
-        let defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
+        let mut defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
+        let shared_set = file.defaults.descriptor_set.clone();
+        let shared_set = shared_set.as_ref().map(|set| (set, "defaults"));
+        self.read_messages("defaults", shared_set, None, &mut defaults);
         let nothing = PolicyOptions::default();
         self.policy("defaults", &file.defaults, &nothing, &defaults, None, &store.url);
         let (mut routes, mut patterns) = (Vec::new(), Vec::<RoutePattern>::new());
@@ -85,6 +88,9 @@ impl Checks<'_, '_> {
             let mut settings = Settings::new(&route.policy, route.preset, &file.defaults);
             let pattern = route.pattern.clone().with_rules(settings.policy.paths);
             settings.policy.path = Some(pattern.path.clone());
+            let own_set = route.policy.descriptor_set.clone();
+            let set = own_set.as_ref().map(|set| (set, path.as_str())).or(shared_set);
+            self.read_messages(&path, set, Some(&route.pattern), &mut settings);
             self.tenant_named(&path, &route, &file.defaults);
             self.policy(
                 &path,

@@ -228,7 +228,7 @@ pub(super) fn listen() -> Form<SocketAddr> {
 }
 
 pub(super) fn upstream() -> Form<Uri> {
-    let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?";
+    let pattern = r"(https?|h2c)://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?";
     text(pattern, "\"http://127.0.0.1:3000\"", parse_upstream)
 }
 

@@ -1,12 +1,14 @@
 //! `key`: the source of keys, and their format.
 
 use http::HeaderName;
+use onetake_http::grpc::{MessageField, Schema};
 use onetake_http::json::Pointer;
 use onetake_http::{KeyFormat, KeySource, Policy, RequestValue};
 use serde_json::json;
 
 use super::error::{Problems, ValueError};
 use super::form::{Form, boolean, integer, list, pointer, table, text, words};
+use super::messages::NoSchema;
 use super::reader::Value;
 use super::table::{Layered, table};
 
@@ -14,22 +16,31 @@ table! {
     /// `key`, as it is written.
     struct KeyFields [Debug] ("key", "{ from = \"header\", required = true }", json!({ "oneOf": [
         // Options that belong to another source would be without effect.
-        { "properties": { "from": { "const": "header" }, "name": false, "pointer": false, "parts": false } },
-        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false,
-                          "name": { "type": "string", "pattern": r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$|\$\{" } },
+        { "properties": { "from": { "const": "header" }, "name": false, "pointer": false, "parts": false,
+                          "field": false, "field_number": false } },
+        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false, "field": false,
+                          "field_number": false, "name": { "type": "string", "pattern": r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$|\$\{" } },
           "required": ["from", "name"] },
         { "properties": { "from": { "enum": ["path", "query"] }, "pointer": false, "parts": false, "format": false,
-                          "min_length": false }, "required": ["from", "name"] },
+                          "min_length": false, "field": false, "field_number": false },
+          "required": ["from", "name"] },
         { "properties": { "from": { "const": "json" }, "name": false, "parts": false, "format": false,
-                          "min_length": false }, "required": ["from", "pointer"] },
+                          "min_length": false, "field": false, "field_number": false },
+          "required": ["from", "pointer"] },
         { "properties": { "from": { "const": "derive" }, "name": false, "pointer": false, "format": false,
-                          "min_length": false }, "required": ["from", "parts"] },
+                          "min_length": false, "field": false, "field_number": false },
+          "required": ["from", "parts"] },
         { "properties": { "from": { "const": "issued" }, "name": false, "pointer": false, "parts": false,
-                          "format": false, "min_length": false }, "required": ["from"] },
+                          "format": false, "min_length": false, "field": false, "field_number": false },
+          "required": ["from"] },
+        { "properties": { "from": { "const": "grpc" }, "name": false, "pointer": false, "parts": false,
+                          "format": false, "min_length": false },
+          "oneOf": [{ "required": ["from", "field"] }, { "required": ["from", "field_number"] }] },
         { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
     ] })) {
-        /// The source of the key: a header, a parameter of the path or of the query, a value in the JSON body, a
-        /// digest of such values, or a key that the gateway issued.
+        /// The source of the key: a header, a parameter of the path or of the query, a value in the
+        /// JSON body, a digest of such values, a key that the gateway issued, or a field of the
+        /// message of a gRPC call.
         from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
         /// The name of the header, or of the path or query parameter, for `from = "header"`, `"path"` and `"query"`.
         name: Option<String> = name().optional().else_says("`Idempotency-Key`, or its alias, for a header; else required"),
@@ -45,12 +56,34 @@ table! {
         /// The values that name the operation, such as `"header:X-Shop"`, `"path:id"`, `"query:page"` or
         /// `"json:/order_id"`, for `from = "derive"`.
         parts: Option<Vec<RequestValue>> = list(text(PART, "\"json:/order_id\"", parse_part), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
+        /// The field of the message, such as `"request_id"` or `"header.request_id"`, for
+        /// `from = "grpc"`. It needs `descriptor_set`.
+        field: Option<String> = text(FIELD, "\"request_id\"", parse_field).optional(),
+        /// The number of the field at the top of the message, for `from = "grpc"` without a
+        /// descriptor set.
+        field_number: Option<usize> = integer(1, 536_870_911).optional(),
     }
 }
 
 /// A value of a request as text.
 const PART: &str =
     r"header:[!#$%&'*+.^_`|~0-9A-Za-z-]+|(path|query):[\s\S]{1,255}|json:/([^~]|~[01])*";
+
+const FIELD: &str = r"[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*";
+
+fn parse_field(text: &str) -> Result<String, ValueError> {
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    match text.split('.').all(is_name) {
+        true => Ok(text.to_owned()),
+        false => Err(ValueError::new(
+            "not the name of a field",
+            "write for example \"request_id\", or \"header.request_id\" for a field inside a field",
+        )),
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Source {
@@ -60,15 +93,17 @@ enum Source {
     Json,
     Derive,
     Issued,
+    Grpc,
 }
 
-const SOURCES: [(&str, Source); 6] = [
+const SOURCES: [(&str, Source); 7] = [
     ("header", Source::Header),
     ("path", Source::Path),
     ("query", Source::Query),
     ("json", Source::Json),
     ("derive", Source::Derive),
     ("issued", Source::Issued),
+    ("grpc", Source::Grpc),
 ];
 const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
 
@@ -121,6 +156,8 @@ fn read(key: KeyFields, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
         ("name", "header", has_name),
         ("pointer", "json", is(Source::Json)),
         ("parts", "derive", is(Source::Derive)),
+        ("field", "grpc", is(Source::Grpc)),
+        ("field_number", "grpc", is(Source::Grpc)),
         ("format", "header", is_header),
         ("min_length", "header", is_header),
     ];
@@ -156,6 +193,20 @@ fn read(key: KeyFields, value: &Value<'_>, problems: &mut Problems<'_>) -> Optio
         }
         (Some(Source::Derive), _) => {
             ("parts = [\"json:/order_id\"]", key.parts.map(KeySource::Derive))
+        }
+        (Some(Source::Grpc), _) => {
+            let number = key.field_number.and_then(|number| u32::try_from(number).ok());
+            if let (Some(_), Some(_), Some(written)) =
+                (&key.field, number, value.field("field_number"))
+            {
+                let fault =
+                    ValueError::new("cannot be combined with `field`", "keep one of the two");
+                return written.refuse(fault, problems);
+            }
+            // The schema is read from the descriptor set later.
+            let named = |field| MessageField::Named { schema: Schema::new(NoSchema), field };
+            let field = key.field.map(named).or(number.map(MessageField::Number));
+            ("field = \"request_id\"", field.map(KeySource::Grpc))
         }
     };
     if key.from.is_some() && source.is_none() {

@@ -26,6 +26,7 @@ mod fall_through;
 mod form;
 mod key;
 mod limits;
+mod messages;
 mod policy;
 mod reader;
 mod reconcile;

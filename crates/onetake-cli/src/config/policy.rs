@@ -4,10 +4,12 @@
 //! The built-in values are those of [`Policy::default`]: there is one policy for the file and for
 //! Rust.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, StatusCode, Uri};
+use onetake_http::grpc::{MessageField, ProtobufFingerprint, Schema};
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
 use onetake_http::routes::RoutePattern;
@@ -21,8 +23,8 @@ use serde_json::json;
 
 use super::error::{Problems, ValueError};
 use super::form::{
-    Form, Shape, duration, header_name, integer, list, parse_part, pointer, size, table, text,
-    upstream, words,
+    Form, Shape, duration, file, header_name, integer, list, parse_part, pointer, size, table,
+    text, upstream, words,
 };
 use super::key::{KeyOptions, key};
 use super::reader::{Section, Value};
@@ -59,6 +61,9 @@ table! {
         /// [Fingerprints](#fingerprints).
         fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
             .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
+        /// The types of gRPC messages: a file that `protoc --include_imports --descriptor_set_out=FILE` writes.
+        /// See [Keys](#keys).
+        descriptor_set: Option<PathBuf> = file("\"billing.pb\"").optional(),
         /// The time for which an outcome is kept.
         ttl: Option<Duration> = duration("1s", "400d", "24h").at(|policy| &mut policy.terms.ttl),
         /// The time for which an attempt may run without renewing its lease.
@@ -91,9 +96,9 @@ table! {
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
         /// The time for the whole response of the upstream.
         upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.upstream_timeout),
-        /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most
-        /// specific entry counts, built-in ones included: see [What becomes of an
-        /// attempt](#what-becomes-of-an-attempt).
+        /// Statuses whose response is recorded and replayed, such as `"404"`, `"4xx"`, or a code of
+        /// gRPC such as `"NOT_FOUND"`. The most specific entry counts, built-in ones included: see
+        /// [What becomes of an attempt](#what-becomes-of-an-attempt).
         record: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
         /// Statuses after which a retry runs again.
         release: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
@@ -116,14 +121,15 @@ table! {
     /// The options that only routes have.
     struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
         /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in
-        /// which `{id}` is one segment and `{*rest}` the rest.
+        /// which `{id}` is one segment and `{*rest}` the rest. Or `grpc` and a method of gRPC, such
+        /// as `grpc billing.v1.Payments/Charge`; `/*` is every method of the service.
         r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
         /// Values for a use case: see [Presets](#presets).
         preset: Option<Preset> = words(&Preset::ALL).optional(),
     }
 }
 
-const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
+const MATCH: &str = r"\s*grpc\s+[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*/(\*|[A-Za-z_][0-9A-Za-z_]*)\s*|\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
 
 fn parse_match(text: &str) -> Result<RoutePattern, ValueError> {
     RoutePattern::parse(text).map_err(|error| ValueError::new(error.what, error.fix))
@@ -275,9 +281,11 @@ fn parse_namespace(text: &str) -> Result<String, ValueError> {
     }
 }
 
+const STATUS: &str = "[2-5](xx|[0-9]{2})|OK|CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|UNAUTHENTICATED";
+
 fn statuses() -> Form<Vec<StatusPattern>> {
-    let one = text("[2-5](xx|[0-9]{2})", "\"404\"", |text| {
-        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
+    let one = text(STATUS, "\"404\"", |text| {
+        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\", or a gRPC code, such as \"UNAVAILABLE\"";
         text.parse().map_err(|_| ValueError::new("not a status that can be recorded", fix))
     });
     list(one, ANY, "[\"5xx\"]")
@@ -304,13 +312,14 @@ table! {
     /// `fingerprint`, as it is written.
     struct FingerprintOptions [Debug] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
         { "properties": { "mode": { "const": "bytes" }, "exclude": false, "include": false } },
-        { "properties": { "mode": { "const": "json" }, "include": false } },
+        { "properties": { "mode": { "enum": ["json", "protobuf"] }, "include": false } },
         { "properties": { "mode": { "const": "json" }, "exclude": false }, "required": ["include"] },
         { "properties": { "mode": { "pattern": r"\$\{" } } },
     ] })) {
-        /// The comparison of bodies: byte by byte, or as JSON.
-        mode: bool = words(&[("bytes", false), ("json", true)]).required(),
-        /// JSON Pointers to values that do not count.
+        /// The comparison of bodies: byte by byte, as JSON, or as the message of a gRPC call, which needs
+        /// `descriptor_set`.
+        mode: Comparison = words(&COMPARISONS).required(),
+        /// JSON Pointers to values or fields that do not count.
         exclude: Option<Vec<Pointer>> = list(pointer(), ANY, "[\"/timestamp\"]").optional(),
         /// JSON Pointers to the only values that count.
         include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
@@ -318,6 +327,16 @@ table! {
         headers: Option<Vec<HeaderName>> = list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]").optional(),
     }
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    Bytes,
+    Json,
+    Protobuf,
+}
+
+const COMPARISONS: [(&str, Comparison); 3] =
+    [("bytes", Comparison::Bytes), ("json", Comparison::Json), ("protobuf", Comparison::Protobuf)];
 
 /// `fingerprint`
 #[derive(Clone, Debug, Default)]
@@ -339,6 +358,11 @@ impl Fingerprint {
     }
 }
 
+/// The field of a message that a JSON Pointer names.
+fn field_at(pointer: &Pointer) -> String {
+    pointer.as_str().trim_start_matches('/').replace('/', ".")
+}
+
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
     let what = "the header changes with each attempt, so every retry would be refused";
     match CHANGING_HEADERS.contains(&name.as_str()) {
@@ -352,8 +376,16 @@ fn fingerprint(
     value: &Value<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Fingerprint> {
-    let FingerprintOptions { mode: is_json, exclude, include, headers } = options;
+    let FingerprintOptions { mode, exclude, include, headers } = options;
+    let is_json = mode == Comparison::Json;
     let mode = match (is_json, exclude, include) {
+        (false, exclude, None) if mode == Comparison::Protobuf => {
+            let exclude = exclude.unwrap_or_default().iter().map(field_at).collect();
+            FingerprintMode::Protobuf(ProtobufFingerprint {
+                schema: Schema::new(NoSchema),
+                exclude,
+            })
+        }
         (false, None, None) => FingerprintMode::Bytes,
         (true, None, None) => FingerprintMode::Json(Selection::Whole),
         (true, Some(exclude), None) if exclude.is_empty() => {

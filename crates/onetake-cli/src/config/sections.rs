@@ -60,12 +60,17 @@ table! {
     pub struct Gateway [Clone, Debug, PartialEq, Eq] ("[gateway]", "[gateway]") {
         /// The IP address and port where clients connect.
         listen: SocketAddr = listen().or("\"127.0.0.1:8080\""),
-        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`. A
-        /// path is put in front of the paths of requests. Required, unless every route has its own.
+        /// The URL for requests whose route has none: `http://HOST:PORT`, `https://HOST:PORT`, or
+        /// `h2c://HOST:PORT` for HTTP/2 without TLS. A path is put in front of the paths of
+        /// requests. Required, unless every route has its own.
         upstream: Option<Uri> = upstream().optional(),
         /// The `Host` header that upstreams get: that of the client (`"pass"`), the host of the
         /// upstream's URL (`"upstream"`), or a host of your own.
         upstream_host: UpstreamHost = upstream_host().or("\"pass\""),
+        /// The time without a sign of life after which an HTTP/2 connection to an upstream with
+        /// requests in progress is checked by a ping. gRPC servers close connections with more
+        /// than one ping in five minutes.
+        upstream_ping_interval: Duration = duration("1s", "1h", "6m").or("\"6m\""),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.

@@ -18,6 +18,7 @@ use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
 use onetake_http::body::ExactEnd;
+use onetake_http::grpc;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
@@ -103,11 +104,17 @@ impl Answer for Edge {
                     let mut response = plans.answers.tell(problem, None).map(whole);
                     // Another server could read the bytes behind such a request as a part of it.
                     if is_ambiguous && parts.version < Version::HTTP_2 {
-                        response
+                        match grpc::is_grpc(&parts.headers) {
+                        true => grpc::error_of(response, || whole(Bytes::new())),
+                        false => response,
+                    }
                             .headers_mut()
                             .insert(CONNECTION, HeaderValue::from_static("close"));
                     }
-                    response
+                    match grpc::is_grpc(&parts.headers) {
+                        true => grpc::error_of(response, || whole(Bytes::new())),
+                        false => response,
+                    }
                 }
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));

@@ -253,10 +253,12 @@ impl Gateway {
             keep_alive,
         };
         gauges.watch(&limits, descriptors, layer.clone());
+        let ping_interval = config.gateway.upstream_ping_interval;
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
-                    let proxy = Proxy::new(connector.clone(), descriptors.idle_per_core_max);
+                    let idle_max = descriptors.idle_per_core_max;
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval);
                     let inner = layer.layer(proxy);
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };

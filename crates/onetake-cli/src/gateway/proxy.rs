@@ -23,6 +23,7 @@ use tracing::{Instrument, Span};
 
 use onetake_core::engine::SPANS;
 use onetake_core::{Cause, Clock, Reference, SystemClock};
+use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
@@ -33,7 +34,7 @@ use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::{Plan, Target};
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, Upstreams};
+use super::upstream::{Evidence, NoResponse, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -41,7 +42,7 @@ use crate::traces::pass_on;
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 
 /// The body of a response: the upstream's, or one of the gateway itself.
-pub(super) type Body = Either<Held<Incoming>, Full<Bytes>>;
+pub(super) type Body = Either<Held<UpstreamBody>, Full<Bytes>>;
 
 /// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
@@ -53,10 +54,11 @@ struct Forwarder {
 }
 
 impl Proxy {
-    /// Creates a proxy that keeps up to `idle_max` idle connections.
-    pub(super) fn new(connector: Connector, idle_max: usize) -> Self {
+    /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
+    /// that of HTTP/2 connections.
+    pub(super) fn new(connector: Connector, idle_max: usize, ping_interval: Duration) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock));
+        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock), ping_interval);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
@@ -103,6 +105,12 @@ impl Forwarder {
         let timeout = patience(plan.timeout, left);
         let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
+        let timeout = match asked.reference.is_none() && is_grpc(request.headers()) {
+            // A call without a key is not touched, and may be a stream. It has the time that its
+            // client gives it.
+            true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
+            false => timeout,
+        };
         let to = (&upstream.server, plan.gate);
         let sent = self
             .send(to, request, place.as_ref(), upgrade.is_some(), timeout)
@@ -137,7 +145,7 @@ impl Forwarder {
         place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
-    ) -> Result<(Response<Incoming>, Permits), Code> {
+    ) -> Result<(Response<UpstreamBody>, Permits), Code> {
         let mut evidence = Evidence::default();
         let sending = async {
             let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
@@ -249,7 +257,7 @@ fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgr
 }
 
 fn received(
-    mut response: Response<Incoming>,
+    mut response: Response<UpstreamBody>,
     client: Option<OnUpgrade>,
     accepts_trailers: bool,
     held: (Option<ConnectionPermit>, Permits),

@@ -23,6 +23,10 @@ use super::timeouts::Timeouts;
 use super::tls::Acceptor;
 use crate::config::Limits;
 
+/// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// The same for a whole HTTP/2 connection. One slow stream does not stop the others.
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -203,6 +207,8 @@ fn builder(limits: &Limits) -> Builder<TokioExecutor> {
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
         .max_concurrent_streams(narrow(limits.max_streams))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         // The edge refuses heads above the limit with a problem. Above this one, the protocol
         // refuses them without a body.
         .max_header_list_size(narrow(limits.max_header_bytes.saturating_mul(2)));

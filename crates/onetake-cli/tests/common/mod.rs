@@ -14,6 +14,7 @@ pub(crate) mod blackbox;
 #[cfg(feature = "otlp")]
 pub(crate) mod collector;
 pub(crate) mod forward_auth_service;
+pub(crate) mod grpc_world;
 #[cfg(feature = "otlp")]
 pub(crate) mod log_secrecy;
 pub(crate) mod probe;

@@ -15,6 +15,7 @@ mod duplicate_payloads;
 mod early_answers;
 mod forwarding;
 mod graceful_shutdown;
+mod grpc;
 mod hostile_connections;
 mod keep_alive;
 mod kills_and_signals;

@@ -143,7 +143,9 @@ impl Policy {
     /// clients without a credential are one tenant. One of them could then send the key of another,
     /// and read its outcome or use up its key (S8).
     fn needs_tenant(&self) -> bool {
-        !self.key.source.values().is_empty() && self.tenant == Tenant::CredentialOrPublic
+        let is_made_of_values = !self.key.source.values().is_empty()
+            || matches!(self.key.source, KeySource::Grpc(_));
+        is_made_of_values && self.tenant == Tenant::CredentialOrPublic
     }
 
     fn check_key(&self, found: &mut Vec<Mistake>) {

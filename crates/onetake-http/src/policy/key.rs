@@ -7,6 +7,7 @@ use http::HeaderName;
 
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 
+use crate::grpc::MessageField;
 use crate::json::Pointer;
 use crate::text::{TextError, TextOr};
 
@@ -60,6 +61,8 @@ pub enum KeySource {
     Derive(Vec<RequestValue>),
     /// The header, limited to keys that this service issued for the same tenant, method and path.
     Issued,
+    /// A field of the message of a gRPC call.
+    Grpc(MessageField),
 }
 
 impl KeySource {
@@ -112,7 +115,7 @@ impl KeySource {
     #[must_use]
     pub fn values(&self) -> &[RequestValue] {
         match self {
-            Self::Header | Self::Issued => &[],
+            Self::Header | Self::Issued | Self::Grpc(_) => &[],
             Self::Value(value) => std::slice::from_ref(value),
             Self::Derive(values) => values,
         }
@@ -121,7 +124,8 @@ impl KeySource {
     /// Returns true if the key is made of a value in the body.
     #[must_use]
     pub fn is_in_body(&self) -> bool {
-        self.values().iter().any(|value| matches!(value, RequestValue::Json(_)))
+        matches!(self, Self::Grpc(_))
+            || self.values().iter().any(|value| matches!(value, RequestValue::Json(_)))
     }
 
     /// Returns true if the key is the value of one header.

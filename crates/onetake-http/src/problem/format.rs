@@ -92,6 +92,13 @@ impl ProblemFormat {
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         response.extensions_mut().insert(problem.code);
+        response.extensions_mut().insert(ProblemFacts {
+            code: problem.code,
+            detail: problem.detail,
+            retry_after: problem.retry_after,
+            recorded: problem.recorded.map(|(status, _)| status),
+            reference,
+        });
         response
     }
 

@@ -231,6 +231,17 @@ impl Problem {
     }
 }
 
+/// The problem that a response tells, in the extensions of the response. A gRPC client gets it in
+/// other words.
+#[derive(Clone, Debug)]
+pub(crate) struct ProblemFacts {
+    pub(crate) code: Code,
+    pub(crate) detail: Box<str>,
+    pub(crate) retry_after: Option<u64>,
+    pub(crate) recorded: Option<StatusCode>,
+    pub(crate) reference: Option<Reference>,
+}
+
 /// The problem of a policy that cannot work, or of a handler that does not fit its route: see
 /// docs/TRANSACTIONS.md.
 pub(crate) fn misconfigured() -> Problem {

@@ -13,6 +13,9 @@ const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::
 /// The methods that are never keyed: they have no effect that could happen twice.
 const NEVER_KEYED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
 
+/// The last segment of the path of every method of a gRPC service.
+const ANY_METHOD: &str = "{method}";
+
 const EXAMPLE: &str = "write for example \"POST,PUT /v1/charges/{id}\"";
 
 /// An error in a part of a pattern.
@@ -304,10 +307,13 @@ pub struct RoutePattern {
     pub methods: Methods,
     /// The path of the route.
     pub path: PathPattern,
+    /// True if the pattern names a method of gRPC.
+    is_grpc: bool,
 }
 
 impl RoutePattern {
-    /// Parses a pattern such as `POST,PUT /v1/charges/{id}`.
+    /// Parses a pattern such as `POST,PUT /v1/charges/{id}`, or `grpc billing.v1.Payments/Charge`
+    /// for a method of gRPC, or `grpc billing.v1.Payments/*` for every method of a service.
     ///
     /// # Errors
     /// Returns an error if the text is not a pattern.
@@ -320,6 +326,13 @@ impl RoutePattern {
     pub fn with_rules(mut self, rules: PathRules) -> Self {
         self.path.rules = rules;
         self
+    }
+
+    /// The path of a call, if the pattern names one method of gRPC.
+    #[must_use]
+    pub fn grpc_method(&self) -> Option<String> {
+        let path = self.path.to_string();
+        (self.is_grpc && !path.ends_with('}')).then_some(path)
     }
 
     /// True if a request with this method and path matches.
@@ -337,11 +350,24 @@ impl RoutePattern {
 
 impl fmt::Display for RoutePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_grpc {
+            let path = self.path.text.trim_start_matches('/');
+            let path = path.strip_suffix(ANY_METHOD).map(|path| format!("{path}*"));
+            let path = path.unwrap_or_else(|| self.path.text.trim_start_matches('/').to_owned());
+            return write!(f, "grpc {path}");
+        }
         write!(f, "{} {}", self.methods, self.path)
     }
 }
 
 fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
+    if let Some(call) = text
+        .trim_start()
+        .strip_prefix("grpc")
+        .filter(|call| call.is_empty() || call.starts_with(char::is_whitespace))
+    {
+        return parse_grpc(call.trim());
+    }
     let Some(slash) = text.find('/') else {
         return Err(RoutePatternError::new("the path is missing; a path starts with `/`", EXAMPLE));
     };
@@ -356,7 +382,31 @@ fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
         return Err(RoutePatternError::new(what, EXAMPLE));
     }
     let (methods, path) = (Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?);
-    Ok(RoutePattern { methods, path })
+    Ok(RoutePattern { methods, path, is_grpc: false })
+}
+
+/// Parses the service and the method of a gRPC call.
+fn parse_grpc(text: &str) -> Result<RoutePattern, RoutePatternError> {
+    const EXAMPLE: &str = "write for example \"grpc billing.v1.Payments/Charge\", or \"grpc billing.v1.Payments/*\" for every method";
+    let is_name = |name: &str| {
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(is_word)
+    };
+    let Some((service, method)) = text.split_once('/') else {
+        return Err(RoutePatternError::new("the method of the service is missing", EXAMPLE));
+    };
+    if !service.split('.').all(is_name) {
+        return Err(RoutePatternError::new(format!("`{service}` is not a gRPC service"), EXAMPLE));
+    }
+    let method = match method {
+        "*" => ANY_METHOD,
+        name if is_name(name) => name,
+        other => {
+            return Err(RoutePatternError::new(format!("`{other}` is not a gRPC method"), EXAMPLE));
+        }
+    };
+    let path = PathPattern::parse(&format!("/{service}/{method}"))?;
+    Ok(RoutePattern { methods: Methods(vec![Method::POST]), path, is_grpc: true })
 }
 
 /// The error of a pattern that no request could match.
@@ -490,6 +540,34 @@ mod tests {
         let any = parse_match("* /").unwrap().methods;
         assert!(any.contains(&Method::DELETE));
         assert!(!any.contains(&Method::GET), "GET is never keyed");
+    }
+
+    #[test]
+    fn methods_of_grpc() {
+        let one = parse_match("grpc billing.v1.Payments/Charge").unwrap();
+        assert!(one.matches(&Method::POST, "/billing.v1.Payments/Charge"));
+        assert!(!one.matches(&Method::PUT, "/billing.v1.Payments/Charge"));
+        assert!(!one.matches(&Method::POST, "/billing.v1.Payments/Refund"));
+        assert_eq!(one.to_string(), "grpc billing.v1.Payments/Charge");
+        assert_eq!(one.grpc_method().as_deref(), Some("/billing.v1.Payments/Charge"));
+        let all = parse_match(" grpc  Payments/* ").unwrap();
+        assert!(all.matches(&Method::POST, "/Payments/Charge"));
+        assert!(!all.matches(&Method::POST, "/Payments/Charge/x"));
+        assert_eq!((all.to_string(), all.grpc_method()), ("grpc Payments/*".to_owned(), None));
+        assert!(all.covers(&parse_match("POST /Payments/{id}").unwrap()));
+        for (text, hint) in [
+            ("grpc", "method of the service is missing"),
+            ("grpc billing.v1.Payments", "method of the service is missing"),
+            ("grpc /billing/Charge", "not a gRPC service"),
+            ("grpc billing..v1/Charge", "not a gRPC service"),
+            ("grpc billing.v1/", "not a gRPC method"),
+            ("grpc billing.v1/{id}", "not a gRPC method"),
+            ("grpc billing.v1/Charge/x", "not a gRPC method"),
+            ("grpcx /a", "not a method"),
+        ] {
+            let fault = parse_match(text).unwrap_err();
+            assert!(fault.what.contains(hint), "{text}: {}", fault.what);
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod acts;
 mod error;
 mod guard;
+mod health;
 mod input;
 mod keys;
 mod listener;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use onetake_core::{Clock, Engine};
@@ -177,7 +178,9 @@ fn router(status: Status, api: Api, guard: Guard) -> Router {
         .layer(middleware::from_fn_with_state(guard, guard::guard));
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready).with_state(status))
+        .route("/readyz", get(ready).with_state(status.clone()))
+        .route("/grpc.health.v1.Health/Check", post(health::check).with_state(status.clone()))
+        .route("/grpc.health.v1.Health/Watch", post(health::watch).with_state(status))
         .fallback_service(guarded)
 }
 

@@ -209,7 +209,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_is_there_takes_no_timer() {
         let mut world = World::new();
-        (world.send(400), world.send(600));
+        [400, 600].into_iter().for_each(|bytes| world.send(bytes));
         let clock = world.clock.clone();
         let upload = world.upload(MUCH);
         drop(world);
@@ -248,7 +248,7 @@ mod tests {
     #[tokio::test]
     async fn size_and_memory_are_limited() {
         let mut world = World::new();
-        (world.send(600), world.send(401));
+        [600, 401].into_iter().for_each(|bytes| world.send(bytes));
         assert_eq!(world.upload(MUCH).await, Err(UploadError::TooLarge));
         let mut world = World::new();
         world.send(900);

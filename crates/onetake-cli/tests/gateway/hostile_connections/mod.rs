@@ -34,12 +34,16 @@ struct World {
 
 impl World {
     async fn start(options: &str) -> Self {
+        Self::start_under(FILES_MAX, options).await
+    }
+
+    async fn start_under(files_max: usize, options: &str) -> Self {
         // This process has the other ends of all sockets.
         onetake_cli::gateway::raise_limit();
         let folder = tempfile::tempdir().unwrap();
         let upstream = Upstream::start().await.unwrap();
         let gateway =
-            Process::start_under(FILES_MAX, Path::new(folder.path()), options, &upstream.url())
+            Process::start_under(files_max, Path::new(folder.path()), options, &upstream.url())
                 .await;
         Self { upstream, gateway, _folder: folder }
     }
@@ -85,6 +89,34 @@ async fn requests_that_hang_do_not_use_up_the_files_of_the_store() {
     let open = world.gateway.open_files();
     assert!(open < FILES_MAX - 200, "{open} files are open");
     drop(attacking);
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// If the files run out nevertheless, the store waits, and works again when some are free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_without_free_files_waits_for_them() {
+    let mut usual = World::start("").await;
+    assert_eq!(usual.charge("with-enough-files-0001").await.status(), 201);
+    let needed = usual.gateway.open_files();
+    assert!(usual.gateway.terminate().await.success());
+    let mut world = World::start_under(needed + 6, "").await;
+    assert_eq!(world.charge("with-enough-files-0001").await.status(), 201);
+    let address = world.gateway.address;
+    let idle = join_all((0..12).map(|_| tokio::net::TcpStream::connect(address))).await;
+    let mut number = 0;
+    until("the store waits", async || {
+        number += 1;
+        // It is answered with an error, or not before some files are free.
+        let _any = world.charge(&format!("without-a-free-file-{number:04}")).await;
+        world.gateway.logs.lock().unwrap().contains("the store waits with its writes")
+    })
+    .await;
+    drop(idle);
+    until("the store works again", async || {
+        number += 1;
+        world.charge(&format!("with-free-files-{number:04}")).await.status() == 201
+    })
+    .await;
     assert!(world.gateway.terminate().await.success());
 }
 

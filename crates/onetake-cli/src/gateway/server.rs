@@ -41,13 +41,14 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 const HEADERS_MAX: usize = 100;
 /// Maximum size of a request's head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Maximum number of concurrent requests on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 256;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A service that answers the requests of connections.
 pub(super) trait Answer: Send + Sync + 'static {
+    /// Maximum number of concurrent requests on one HTTP/2 connection.
+    const STREAMS_MAX: u32 = 256;
+
     /// The body of a response.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 
@@ -221,7 +222,7 @@ impl<E: Answer> ClientConnection<E> {
                 Ok::<_, Infallible>(response)
             }
         });
-        let builder = builder();
+        let builder = builder(E::STREAMS_MAX);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
         let mut stopped = pin!(self.stop.cancelled());
@@ -285,7 +286,7 @@ impl Drop for Busy {
     }
 }
 
-fn builder() -> Builder<TokioExecutor> {
+fn builder(streams_max: u32) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -299,7 +300,7 @@ fn builder() -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(STREAMS_MAX)
+        .max_concurrent_streams(streams_max)
         .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX));
     builder
 }

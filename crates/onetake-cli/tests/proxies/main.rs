@@ -4,3 +4,4 @@
 mod common;
 
 mod ext_proc;
+mod recipes;

@@ -98,6 +98,7 @@ fn the_tables_of_the_page_are_those_of_the_declaration() {
         "[admin]",
         "[store]",
         "[sweep]",
+        "[ext_proc]",
         "[relay]",
         "[secrets]",
         "[[route]]",

@@ -166,6 +166,12 @@ impl Gateway {
                 (config.ext_proc.listen, "ext_proc.listen", "ONETAKE__EXT_PROC__LISTEN")
             }
         };
+        if front != Front::Proxy && !asked.ip().to_canonical().is_loopback() {
+            tracing::warn!(
+                "{field} is not a loopback address: every program that can connect to {asked} can \
+                 act as Envoy, and name any tenant"
+            );
+        }
         let listener = listen(asked, field, flag).await?;
         let address = local(&listener, asked);
         let OpenStore { store, interrupted, limits, reap_interval, journal } =

@@ -24,7 +24,6 @@ fn a_202_cannot_be_promised_behind_envoy() {
     for (text, field) in [
         ("[defaults]\nin_flight = \"async\"\ntenant = \"public\"", "defaults.in_flight"),
         ("[[route]]\nmatch = \"POST /\"\nin_flight = \"async\"", "route[0].in_flight"),
-        ("[[route]]\nmatch = \"POST /\"\npreset = \"job\"", "route[0].in_flight"),
     ] {
         let error = read_for_envoy(text).unwrap_err();
         assert!(error.problems().iter().any(|problem| problem.field == field), "{error}");

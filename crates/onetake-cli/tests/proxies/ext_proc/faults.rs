@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -9,6 +10,8 @@ use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::store::{Answers, Settled, Settlement};
 use onetake_core::{Store, delegate_store};
 use onetake_sim::servers::until;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
 use super::{World, with};
@@ -84,15 +87,21 @@ async fn nothing_of_a_response_is_shown_before_it_is_durable() {
     // A small response, one that is larger than the route's cap, and one without an end.
     for (nth, path) in ["/any/charge", "/any/large?bytes=8000000", "/any/events"].iter().enumerate()
     {
-        let key = format!("shown-when-durable-{nth}");
-        let mut first = tokio::spawn(world.client.post(path).key(&key).send());
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nAuthorization: Bearer a\r\n\
+             Idempotency-Key: shown-when-durable-{nth}\r\nContent-Length: 2\r\n\r\n10"
+        );
+        let mut client = TcpStream::connect(world.envoy.address()).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
         until("the settlement arrives", async || held.arrived.load(Ordering::SeqCst) > nth).await;
         // The upstream has answered. The head of the response would arrive in this time.
-        let early = tokio::time::timeout(std::time::Duration::from_millis(300), &mut first).await;
-        assert!(early.is_err(), "{path} was shown before it was durable");
+        let early = tokio::time::timeout(Duration::from_millis(500), client.readable()).await;
+        assert!(early.is_err(), "{path}: the first byte came before the outcome was durable");
         held.open.add_permits(1);
-        let answer = first.await.unwrap().unwrap();
-        assert!([200, 201].contains(&answer.status()), "{path}: {}", answer.status());
+        let mut answer = Vec::new();
+        let _closed = client.read_to_end(&mut answer).await;
+        let head = String::from_utf8_lossy(&answer[..answer.len().min(12)]).into_owned();
+        assert!(["HTTP/1.1 200", "HTTP/1.1 201"].contains(&head.as_str()), "{path}: {head}");
         held.open.forget_permits(1);
     }
 }
@@ -117,6 +126,28 @@ async fn nothing_runs_while_the_store_is_unreachable() {
     assert_eq!(unkeyed.unwrap().status(), 201);
     faulty.fail_claims(StoreFault::None);
     until("the store is used again", async || call().await.unwrap().status() == 201).await;
+    assert_eq!(world.upstream.runs(key), 1);
+}
+
+/// The outcome cannot be saved. Envoy has the whole response, and shows a problem instead of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_response_that_is_not_durable_is_replaced() {
+    let mut faulty = None;
+    let decorate = |inner| -> Arc<dyn Store> {
+        let store = Faulty::around(inner);
+        faulty = Some(Arc::clone(&store));
+        store
+    };
+    let world = World::start_with(NO_ROUTES, "memory:", decorate, |file| file).await;
+    let faulty = faulty.unwrap();
+    let key = "outcome-not-saved-001";
+    let call = || world.client.post("/any/charge").key(key);
+    faulty.fail_settlements(StoreFault::Unavailable);
+    let pending = call().header("x-request-timeout-ms", "2000").send().await.unwrap();
+    assert_eq!((pending.status(), pending.code().as_str()), (503, "outcome_pending"));
+    assert_eq!(pending.header("location"), "", "nothing of the response is shown");
+    faulty.fail_settlements(StoreFault::None);
+    until("the outcome is saved", async || call().send().await.unwrap().is_replay()).await;
     assert_eq!(world.upstream.runs(key), 1);
 }
 
@@ -215,5 +246,10 @@ async fn mode_overrides_are_not_needed_to_be_right() {
     let large = vec![b'x'; 3_000_000];
     let echoed = world.client.post("/any/200").body(large.clone()).send().await.unwrap();
     assert!(echoed.body == large);
+    assert_eq!(world.upstream.runs(key), 1);
+    let key = "without-overrides-002";
+    let call = || world.client.post("/any/large?bytes=3000000").key(key).send();
+    assert_eq!(call().await.unwrap().body.len(), 3_000_000);
+    assert_eq!(call().await.unwrap().code(), "response_not_replayable");
     assert_eq!(world.upstream.runs(key), 1);
 }

@@ -231,8 +231,10 @@ impl Gateway {
             }
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
-                let edge = ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc);
-                let edges = vec![Arc::new(edge); cores.count()];
+                let edge = |_| {
+                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc))
+                };
+                let edges = (0..cores.count()).map(edge).collect();
                 Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
             }
         };

@@ -133,6 +133,14 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     ),
     program(
         "onetake-cli",
+        "proxies",
+        "Real proxies: onetake inside Envoy (black-box suite, faults, kills), and the example files of \
+         proxies in front of gateways",
+        "Envoy, nginx, HAProxy, Caddy, PostgreSQL",
+    )
+    .mostly_waits(),
+    program(
+        "onetake-cli",
         "spellings",
         "Spellings of a path that frameworks take for a route: nothing runs without its key",
         "Express, Flask, FastAPI, Django, nginx",

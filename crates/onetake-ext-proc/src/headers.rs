@@ -5,7 +5,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, He
 use http::{Method, StatusCode, Uri};
 
 use crate::messages::{
-    AppendAction, HeaderLine, HeaderLineOption, HeaderLines, HeaderMutation, HttpHeaders,
+    BoolValue, HeaderLine, HeaderLineOption, HeaderLines, HeaderMutation, HttpHeaders,
 };
 
 /// The beginning of the headers that belong to Envoy. They are no part of an outcome.
@@ -133,13 +133,10 @@ fn set(mutation: &mut HeaderMutation, name: &HeaderName, wanted: &HeaderMap) {
 }
 
 fn line(name: &HeaderName, value: &HeaderValue, is_first: bool) -> HeaderLineOption {
-    let action = match is_first {
-        true => AppendAction::OverwriteIfExistsOrAdd,
-        false => AppendAction::AppendIfExistsOrAdd,
-    };
     let raw_value = Bytes::copy_from_slice(value.as_bytes());
     let header = HeaderLine { key: name.as_str().to_owned(), value: String::new(), raw_value };
-    HeaderLineOption { header: Some(header), append_action: action.into(), keep_empty_value: true }
+    let append = Some(BoolValue { value: !is_first });
+    HeaderLineOption { header: Some(header), append, keep_empty_value: true }
 }
 
 #[cfg(test)]
@@ -163,9 +160,9 @@ mod tests {
             let header = option.header.clone().unwrap();
             let name: HeaderName = header.key.parse().unwrap();
             let value = HeaderValue::from_maybe_shared(header.raw_value).unwrap();
-            match option.append_action() {
-                AppendAction::OverwriteIfExistsOrAdd => drop(headers.insert(name, value)),
-                _ => drop(headers.append(name, value)),
+            match option.append.as_ref().unwrap().value {
+                false => drop(headers.insert(name, value)),
+                true => drop(headers.append(name, value)),
             }
         }
         headers

@@ -166,18 +166,19 @@ pub(crate) struct HeaderMutation {
 pub(crate) struct HeaderLineOption {
     #[prost(message, optional, tag = "1")]
     pub(crate) header: Option<HeaderLine>,
-    #[prost(enumeration = "AppendAction", tag = "3")]
-    pub(crate) append_action: i32,
+    /// True to add a line, else the line replaces all lines of its name. The filter reads this
+    /// field alone, although `append_action` has replaced it elsewhere.
+    #[prost(message, optional, tag = "2")]
+    pub(crate) append: Option<BoolValue>,
     #[prost(bool, tag = "4")]
     pub(crate) keep_empty_value: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Enumeration)]
-#[repr(i32)]
-pub(crate) enum AppendAction {
-    AppendIfExistsOrAdd = 0,
-    AddIfAbsent = 1,
-    OverwriteIfExistsOrAdd = 2,
+/// `google.protobuf.BoolValue`
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct BoolValue {
+    #[prost(bool, tag = "1")]
+    pub(crate) value: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -306,8 +306,6 @@ table! {
     /// `[ext_proc]`
     pub struct ExtProc [Clone, Debug, PartialEq, Eq] ("[ext_proc]", "[ext_proc]") {
         /// The IP address and port where Envoy connects.
-        ///
-        /// **Warning:** every program that can connect here can act as Envoy, and name any tenant.
         listen: SocketAddr = listen().or("\"127.0.0.1:9002\""),
         /// The largest message of Envoy. A message holds a body, up to the size of Envoy's buffer.
         max_message: usize = size().or("\"16MiB\""),

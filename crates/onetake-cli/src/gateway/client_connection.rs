@@ -46,6 +46,10 @@ pub(super) fn describe_metrics() {
 
 /// A service that answers the requests of connections.
 pub(super) trait Answer: Send + Sync + 'static {
+    /// Maximum number of concurrent requests on one HTTP/2 connection, in place of the configured
+    /// one.
+    const STREAMS_MAX: Option<usize> = None;
+
     /// The body of a response.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 

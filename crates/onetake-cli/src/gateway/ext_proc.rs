@@ -53,6 +53,10 @@ impl EnvoyEdge {
 }
 
 impl Answer for EnvoyEdge {
+    /// A worker of Envoy has one connection for all of its requests. It opens at most 1,024 streams
+    /// before it knows this limit, unless its configuration says otherwise.
+    const STREAMS_MAX: Option<usize> = Some(4_096);
+
     type Body = tonic::body::Body;
 
     fn answers(&self) -> ProblemFormat {

@@ -182,6 +182,12 @@ impl Gateway {
                 (config.ext_proc.listen, "ext_proc.listen", "ONETAKE__EXT_PROC__LISTEN")
             }
         };
+        if front != Front::Proxy && !asked.ip().to_canonical().is_loopback() {
+            tracing::warn!(
+                "{field} is not a loopback address: every program that can connect to {asked} can \
+                 act as Envoy, and name any tenant"
+            );
+        }
         let listener = listen(asked, field, flag).await?;
         let address = local(&listener, asked);
         let OpenStore { store, interrupted, limits, reap_interval, journal } =
@@ -268,8 +274,10 @@ impl Gateway {
             }
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
-                let edge = ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc);
-                let edges = vec![Arc::new(edge); cores.count()];
+                let edge = |_| {
+                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc))
+                };
+                let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);
                 Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
             }

@@ -79,11 +79,12 @@ impl Server {
         client_connection::describe_metrics();
         let (stop, phase) = (CancellationToken::new(), Arc::<Phase>::default());
         let connections = TaskTracker::new();
+        let streams_max = E::STREAMS_MAX.unwrap_or(limits.configured.max_streams);
         let accepting = Accepting {
             tls,
             cores,
             edges,
-            http: Arc::new(builder(&limits.configured)),
+            http: Arc::new(builder(&limits.configured, streams_max)),
             stop: stop.clone(),
             phase: Arc::clone(&phase),
             connections: connections.clone(),
@@ -192,7 +193,7 @@ impl<E: Answer> Accepting<E> {
 
 /// The protocols. The timeouts of HTTP/1.1 are not hyper's: its timeout for a head includes the idle
 /// time before the head.
-fn builder(limits: &Limits) -> Builder<TokioExecutor> {
+fn builder(limits: &Limits, streams_max: usize) -> Builder<TokioExecutor> {
     let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
@@ -206,7 +207,7 @@ fn builder(limits: &Limits) -> Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(narrow(limits.max_streams))
+        .max_concurrent_streams(narrow(streams_max))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         // The edge refuses heads above the limit with a problem. Above this one, the protocol

@@ -44,13 +44,20 @@ pub struct Capabilities {
     /// The time after its expiry for which a key still counts as used. Stores without a clock of
     /// their own need it.
     pub expiry_margin: Duration,
+    /// True if a replay of a response without a content type gets one.
+    pub adds_content_type: bool,
     /// The cases that do not apply, by their names.
     pub except: &'static [&'static str],
 }
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { body_bytes_max: usize::MAX, expiry_margin: Duration::ZERO, except: &[] }
+        Self {
+            body_bytes_max: usize::MAX,
+            expiry_margin: Duration::ZERO,
+            adds_content_type: false,
+            except: &[],
+        }
     }
 }
 

@@ -33,6 +33,9 @@ pub(super) async fn a_replay_is_the_same_to_the_byte(world: &World) {
     for name in ["x-idempotency-replayed", "idempotent-replayed", "x-cache-lookup"] {
         assert!(of_the_retry.remove(name).is_some(), "{name}");
     }
+    if world.can.adds_content_type {
+        assert_eq!(of_the_retry.remove("content-type").unwrap(), "text/plain");
+    }
     assert_eq!(of_the_first, of_the_retry, "all other headers are the same");
 }
 

@@ -45,7 +45,7 @@ impl ProxyServer {
     /// Starts it again, on the same port.
     pub async fn restart(&mut self) {
         let file = self.folder.path().join(self.program.file()).display().to_string();
-        let command = self.program.command(&file);
+        let command = self.program.command(&file, &self.folder.path().display().to_string());
         let child = Child::start(&command, &self.folder.path().join("log"), None);
         until(&format!("{:?} starts", self.program), async || {
             assert!(!child.is_gone(), "{}", self.log());
@@ -91,16 +91,16 @@ impl ProxyProgram {
         }
     }
 
-    fn command(self, file: &str) -> Vec<String> {
+    fn command(self, file: &str, folder: &str) -> Vec<String> {
         let sbin = ["/usr/sbin".into()];
+        let in_folder =
+            format!("daemon off; master_process off; error_log stderr; pid {folder}/nginx.pid;");
         let (program, arguments) = match self {
             Self::Envoy => (
                 program("envoy", &[tools().join("envoy")]),
                 vec!["-c", file, "--disable-hot-restart", "--concurrency", "2", "-l", "warn"],
             ),
-            Self::Nginx => {
-                (program("nginx", &sbin), vec!["-c", file, "-g", "daemon off; master_process off;"])
-            }
+            Self::Nginx => (program("nginx", &sbin), vec!["-c", file, "-g", &in_folder]),
             Self::HaProxy => (program("haproxy", &sbin), vec!["-db", "-f", file]),
             Self::Caddy => {
                 (program("caddy", &[]), vec!["run", "--adapter", "caddyfile", "--config", file])

@@ -100,6 +100,7 @@ fn the_tables_of_the_page_are_those_of_the_declaration() {
         "[store]",
         "[sweep]",
         "[limits]",
+        "[ext_proc]",
         "[relay]",
         "[secrets]",
         "[[route]]",

@@ -38,6 +38,7 @@ const SECTIONS: &[Row] = &[
             ("store = \"memory:\"", "store"),
             ("sweep = \"15m\"", "sweep"),
             ("limits = 5", "limits"),
+            ("ext_proc = \"127.0.0.1:9002\"", "ext_proc"),
             ("relay = \"nats://a\"", "relay"),
             ("secrets = [\"x\"]", "secrets"),
             ("defaults = true", "defaults"),
@@ -155,6 +156,22 @@ const SECTIONS: &[Row] = &[
             ("listen = \"0.0.0.0:9091\"", "admin.listen"),
             ("listen = \"127.0.0.1:8080\"", "admin.listen"),
             ("listen = true", "admin.listen"),
+        ],
+    ),
+    (
+        "ext_proc",
+        &[
+            "listen = \"0.0.0.0:9002\"",
+            "max_message = \"64MiB\"",
+            "tls = { certificate = \"cert.pem\", private_key = \"key.pem\" }",
+        ],
+        &[
+            ("listen = \"localhost:9002\"", "ext_proc.listen"),
+            ("max_message = \"65MiB\"", "ext_proc.max_message"),
+            ("max_message = false", "ext_proc.max_message"),
+            ("tls = { certificate = \"cert.pem\" }", "ext_proc.tls.private_key"),
+            ("tls = true", "ext_proc.tls"),
+            ("upstream = \"http://a\"", "ext_proc.upstream"),
         ],
     ),
     (

@@ -1,6 +1,7 @@
 //! The configuration as a whole: every field, every layer, every message that matters.
 
 mod documentation;
+mod ext_proc;
 mod fall_through;
 mod fields;
 mod messages;

@@ -47,6 +47,7 @@ const CHECK_ONLY: &[&str] = &[
     "max_body_memory = \"1535KiB\"",
     "max_store_memory = \"7MiB\"",
     "max_request_body = \"65MiB\"",
+    "max_message = \"65MiB\"",
     "listen = \"127.0.0.1:8080\"",
     "listen = \"0.0.0.0:9091\"",
     "token = { file = \"/nowhere/at/all\" }",
@@ -295,12 +296,13 @@ fn the_examples_are_accepted_and_valid() {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        // Folders are programs.
-        if path.is_dir() {
+        // The others are files of proxies.
+        if path.extension().is_none_or(|extension| extension != "toml") {
             continue;
         }
         let text = std::fs::read_to_string(&path).unwrap();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let load = if purposes(&text).ext_proc { load_ext_proc } else { load };
         let config = load(Some(&text), &name, env(VARIABLES), Overrides::default());
         let config = config.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.warnings(), Vec::<String>::new(), "{name}");
@@ -308,7 +310,8 @@ fn the_examples_are_accepted_and_valid() {
         names.push(name);
     }
     names.sort();
-    assert_eq!(names, ["gateway.toml", "payments.toml", "tenants.toml", "webhooks.toml"]);
+    let all = ["ext-proc.toml", "gateway.toml", "payments.toml", "tenants.toml", "webhooks.toml"];
+    assert_eq!(names, all);
 }
 
 #[test]

@@ -65,7 +65,7 @@ async fn start(configuration: String, store: &str) -> BehindEnvoy {
 }
 
 async fn run(store: &str) {
-    let can = Capabilities { except: EXCEPT, ..Capabilities::default() };
+    let can = Capabilities { adds_content_type: true, except: EXCEPT, ..Capabilities::default() };
     let report = blackbox::run_with(|text| start(text, store), store, can).await;
     report.assert_passed();
 }

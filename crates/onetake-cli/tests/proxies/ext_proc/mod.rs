@@ -1,6 +1,9 @@
 //! onetake as an external processor of a real Envoy, with the configuration of the example.
 
 mod blackbox;
+mod connections;
+mod faults;
+mod kills;
 mod requests;
 
 use std::net::SocketAddr;
@@ -74,6 +77,12 @@ impl World {
         let envoy = envoy.await;
         let client = Client::new(envoy.address());
         Self { envoy, processor, upstream, client }
+    }
+
+    /// The metrics of the processor.
+    pub(crate) async fn metrics(&self) -> String {
+        let admin = Client::new(self.processor.admin_address());
+        admin.post("/metrics").method("GET").body("").send().await.unwrap().text()
     }
 }
 

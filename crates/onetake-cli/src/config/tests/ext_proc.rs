@@ -1,0 +1,50 @@
+//! The configuration of an external processor of Envoy.
+
+use super::*;
+
+fn read_for_envoy(text: &str) -> Result<Config, ConfigError> {
+    load_ext_proc(Some(text), "test", std::iter::empty(), Overrides::default())
+}
+
+#[test]
+fn envoy_forwards_so_no_upstream_is_needed() {
+    let routes = "[[route]]\nmatch = \"POST /\"\n";
+    let config = read_for_envoy(routes).unwrap();
+    assert_eq!(config.routes.len(), 1);
+    assert_eq!(config.ext_proc.listen.to_string(), "127.0.0.1:9002");
+    assert_eq!(config.ext_proc.max_message, 16 << 20);
+    assert!(config.warnings().is_empty(), "{:?}", config.warnings());
+    assert!(read(routes).is_err(), "a gateway needs one");
+    let example = include_str!("../../../../../examples/ext-proc.toml");
+    read_for_envoy(example).unwrap();
+}
+
+#[test]
+fn a_202_cannot_be_promised_behind_envoy() {
+    for (text, field) in [
+        ("[defaults]\nin_flight = \"async\"\ntenant = \"public\"", "defaults.in_flight"),
+        ("[[route]]\nmatch = \"POST /\"\nin_flight = \"async\"", "route[0].in_flight"),
+    ] {
+        let error = read_for_envoy(text).unwrap_err();
+        assert!(error.problems().iter().any(|problem| problem.field == field), "{error}");
+        let text = format!("[gateway]\nupstream = \"http://a\"\n{text}");
+        assert!(read(&text).is_ok(), "a gateway can");
+    }
+}
+
+#[test]
+fn sections_show_the_purposes_of_a_file() {
+    let of = |text: &str| {
+        let found = purposes(text);
+        (found.gateway, found.ext_proc, found.relay)
+    };
+    let route = "[[route]]\nmatch = \"POST /\"\n";
+    let gateway = "[gateway]\nupstream = \"http://a\"\n";
+    assert_eq!(of(""), (true, false, false));
+    assert_eq!(of(route), (true, false, false));
+    assert_eq!(of(&format!("[ext_proc]\n{route}")), (false, true, false));
+    assert_eq!(of(&format!("[ext_proc]\n{gateway}{route}")), (true, true, false));
+    assert_eq!(of("[relay]\n"), (false, false, true));
+    assert_eq!(of(&format!("[relay]\n{route}")), (true, false, true));
+    assert_eq!(of(&format!("[relay]\n[ext_proc]\n{route}")), (false, true, true));
+}

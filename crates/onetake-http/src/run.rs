@@ -440,9 +440,9 @@ impl Answered<'_> {
             let cause = "the upstream ended the call without a status".to_owned();
             (Verdict::Unknown(Cause::Reported(cause)), Ran::Broken(interrupted()))
         };
-        let (data, mut trailers, is_end) = match read {
+        let (data, mut trailers) = match read {
             Err(_) => return without_status(),
-            Ok(BodyRead::Whole { data, trailers, is_end }) => (data, trailers, is_end),
+            Ok(BodyRead::Whole { data, trailers }) => (data, trailers),
             // The status comes after the part that fits. The call is not run again, whatever its
             // status is.
             Ok(large @ BodyRead::TooLarge { .. }) => {
@@ -466,7 +466,7 @@ impl Answered<'_> {
             }
             Disposition::Unknown => Verdict::Unknown(answered_with(code)),
             Disposition::Record | Disposition::Release => {
-                let read = BodyRead::<Res>::Whole { data, trailers, is_end };
+                let read = BodyRead::<Res>::Whole { data, trailers };
                 let (recording, body) = recording_of(&parts, read, None);
                 let response = Response::from_parts(parts, body);
                 return (Verdict::Complete(recording), Ran::Responded(response));

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, StatusCode, Uri};
-use onetake_http::grpc::{MessageField, ProtobufFingerprint, Schema};
+use onetake_http::grpc::{ProtobufFingerprint, Schema};
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
 use onetake_http::routes::RoutePattern;
@@ -27,6 +27,7 @@ use super::form::{
     text, upstream, words,
 };
 use super::key::{KeyOptions, key};
+use super::messages::NoSchema;
 use super::reader::{Section, Value};
 use super::reconcile::{Reconcile, reconcile};
 use super::table::{Layered, Table, TableInfo, table};

@@ -104,10 +104,7 @@ impl Answer for Edge {
                     let mut response = plans.answers.tell(problem, None).map(whole);
                     // Another server could read the bytes behind such a request as a part of it.
                     if is_ambiguous && parts.version < Version::HTTP_2 {
-                        match grpc::is_grpc(&parts.headers) {
-                        true => grpc::error_of(response, || whole(Bytes::new())),
-                        false => response,
-                    }
+                        response
                             .headers_mut()
                             .insert(CONNECTION, HeaderValue::from_static("close"));
                     }

@@ -187,7 +187,8 @@ where
             return Ok(Opened::Http2(Box::new(stream)));
         }
         let opening = stream.opening();
-        let handshake = http1::Builder::new().max_headers(HEADERS_MAX).handshake(TokioIo::new(stream));
+        let handshake =
+            http1::Builder::new().max_headers(HEADERS_MAX).handshake(TokioIo::new(stream));
         let (sender, io) = handshake.await.map_err(|_| NoResponse)?;
         let (io, since) = (Box::new(io), Duration::ZERO);
         let connection = Connection { sender, io, opening, is_closed: false, since };

@@ -106,9 +106,9 @@ impl GrpcCode {
             | Code::RequestRefused => Self::InvalidArgument,
             Code::TenantUnresolved => Self::Unauthenticated,
             Code::AuthRefused => Self::PermissionDenied,
-            Code::IdempotencyPayloadMismatch | Code::ResponseNotReplayable => {
-                Self::FailedPrecondition
-            }
+            Code::IdempotencyPayloadMismatch
+            | Code::DuplicatePayload
+            | Code::ResponseNotReplayable => Self::FailedPrecondition,
             Code::RequestInProgress | Code::InProgressTimeout => Self::Aborted,
             Code::PreviousAttemptFailed | Code::OutcomeUnknown | Code::Misconfigured => {
                 Self::Internal
@@ -120,7 +120,9 @@ impl GrpcCode {
             | Code::UpstreamUnreachable
             | Code::UpstreamInterrupted => Self::Unavailable,
             Code::DeadlineExceeded | Code::UpstreamTimeout => Self::DeadlineExceeded,
-            Code::VelocityLimitExceeded | Code::RequestBodyTooLarge => Self::ResourceExhausted,
+            Code::VelocityLimitExceeded | Code::RequestBodyTooLarge | Code::RequestHeadTooLarge => {
+                Self::ResourceExhausted
+            }
             Code::RequestEncodingUnsupported | Code::NoRoute => Self::Unimplemented,
             Code::OperationNotFound => Self::NotFound,
         }

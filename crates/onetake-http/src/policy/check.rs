@@ -143,8 +143,8 @@ impl Policy {
     /// clients without a credential are one tenant. One of them could then send the key of another,
     /// and read its outcome or use up its key (S8).
     fn needs_tenant(&self) -> bool {
-        let is_made_of_values = !self.key.source.values().is_empty()
-            || matches!(self.key.source, KeySource::Grpc(_));
+        let is_made_of_values =
+            !self.key.source.values().is_empty() || matches!(self.key.source, KeySource::Grpc(_));
         is_made_of_values && self.tenant == Tenant::CredentialOrPublic
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use onetake_core::{Reference, Rng, SystemRng, hex};
 
-use super::{Code, DOCUMENTATION, IDEMPOTENCY_REFERENCE, Problem, insert};
+use super::{Code, DOCUMENTATION, IDEMPOTENCY_REFERENCE, Problem, ProblemFacts, insert};
 
 /// The form and the statuses of a route's problems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -130,7 +130,7 @@ async fn the_gateways_own_certificate_is_shown_to_it() {
         format!(", certificate = \"{}\", private_key = \"{}\"", file("cert.pem"), file("key.pem"));
     for version in [&TLS12, &TLS13] {
         let (auth, upstream) = (auth().await, Upstream::start().await.unwrap());
-        let rules = Rules { clients: Some(&clients), versions: &[version] };
+        let rules = Rules { clients: Some(&clients), versions: &[version], ..Rules::default() };
         let front = Front::start(auth.address, &authority.issue("localhost"), rules).await;
         let route = format!("[defaults]\n{}", tenant("localhost", front.address.port()));
         for (issuer, shown, is_right) in

@@ -25,11 +25,13 @@ pub(crate) struct Front {
 pub(crate) struct Rules<'a> {
     pub(crate) clients: Option<&'a Authority>,
     pub(crate) versions: &'a [&'static SupportedProtocolVersion],
+    /// The protocols that it offers (ALPN).
+    pub(crate) protocols: &'a [&'a str],
 }
 
 impl Default for Rules<'_> {
     fn default() -> Self {
-        Self { clients: None, versions: ALL_VERSIONS }
+        Self { clients: None, versions: ALL_VERSIONS, protocols: &[] }
     }
 }
 
@@ -45,7 +47,9 @@ pub(crate) fn server_config(pair: &Pair, rules: &Rules<'_>) -> Arc<ServerConfig>
             builder.with_client_cert_verifier(verifier.build().unwrap())
         }
     };
-    Arc::new(builder.with_single_cert(pair.chain(), pair.private_key()).unwrap())
+    let mut config = builder.with_single_cert(pair.chain(), pair.private_key()).unwrap();
+    config.alpn_protocols = rules.protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
+    Arc::new(config)
 }
 
 impl Front {

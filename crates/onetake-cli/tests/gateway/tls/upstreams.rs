@@ -2,6 +2,8 @@
 
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::Client;
+use onetake_sim::grpc::client::GrpcClient;
+use onetake_sim::grpc::service::GrpcService;
 use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 use rustls::version::{TLS12, TLS13};
@@ -34,6 +36,35 @@ async fn an_upstream_that_is_known_is_spoken_with() {
         assert!(front.connections() < 10, "no connection is used again");
         assert_eq!(upstream.runs(&key), 1);
     }
+}
+
+/// An `https://` upstream chooses HTTP/2 or HTTP/1.1 (ALPN).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upstream_chooses_the_protocol() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    replace(folder.path(), "ca.pem", &authority.certificate);
+    let roots = format!("upstream_tls = {{ roots = \"{}/ca.pem\" }}", folder.path().display());
+    let pair = authority.issue("localhost");
+    let service = GrpcService::start().await.unwrap();
+    let rules = Rules { protocols: &["h2", "http/1.1"], ..Rules::default() };
+    let front = Front::start(service.address(), &pair, rules).await;
+    let over_http2 = gateway(&format!("{}\n{roots}", front.upstream("localhost"))).await;
+    let client = GrpcClient::connect(over_http2.address()).await.unwrap();
+    for number in 0..20 {
+        let key = format!("grpc-over-tls-number-{number}");
+        let call = || client.call("/billing.v1.Payments/Charge").key(&key).send();
+        let (first, again) = (call().await.unwrap(), call().await.unwrap());
+        assert_eq!((first.code(), again.is_replay()), (Some(0), true), "{first:?}");
+        assert_eq!((again.body, service.runs(&key)), (first.body, 1));
+    }
+    assert!(front.connections() <= 2, "{} connections", front.connections());
+    let upstream = Upstream::start().await.unwrap();
+    let rules = Rules { protocols: &["http/1.1"], ..Rules::default() };
+    let front = Front::start(upstream.address(), &pair, rules).await;
+    let over_http1 = gateway(&format!("{}\n{roots}", front.upstream("localhost"))).await;
+    let client = Client::new(over_http1.address());
+    let answer = client.post("/any/charge").key("http1-over-tls-0001").send().await.unwrap();
+    assert_eq!(answer.status(), 201, "{}", answer.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,7 +129,7 @@ async fn a_client_certificate_is_shown_and_without_one_nothing_was_asked() {
     let identity =
         format!(", certificate = \"{}\", private_key = \"{}\"", file("cert.pem"), file("key.pem"));
     for version in [&TLS12, &TLS13] {
-        let rules = Rules { clients: Some(&clients), versions: &[version] };
+        let rules = Rules { clients: Some(&clients), versions: &[version], ..Rules::default() };
         let pair = authority.issue("localhost");
         let front = Front::start(upstream.address(), &pair, rules).await;
         let key = format!("client-certificate-{version:?}");
@@ -133,7 +164,7 @@ async fn what_was_sent_behind_a_certificate_that_is_turned_down_was_never_read()
     let clients = Authority::new();
     replace(folder.path(), "ca.pem", &authority.certificate);
     let upstream = Upstream::start().await.unwrap();
-    let rules = Rules { clients: Some(&clients), versions: &[&TLS13] };
+    let rules = Rules { clients: Some(&clients), versions: &[&TLS13], ..Rules::default() };
     let front = Front::start(upstream.address(), &authority.issue("localhost"), rules).await;
     // The whole request is on its way before the upstream learns that there is no certificate.
     let held = hold_back(front.address, 20_000).await;

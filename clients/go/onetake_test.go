@@ -206,6 +206,44 @@ func TestACancelledContextEndsACall(t *testing.T) {
 	}
 }
 
+// An observer gets the context of its call, so that it finds the span of the caller in it.
+func TestAnEventHasTheContextOfItsCall(t *testing.T) {
+	type span struct{}
+	url, _, _ := serve(t, statuses(503, 503, 201))
+	var mutex sync.Mutex
+	seen := map[any][]string{}
+	observe := func(event Event) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		name := event.Context.Value(span{})
+		seen[name] = append(seen[name], fmt.Sprint(event.Type, " ", event.Status))
+	}
+	client := &http.Client{Transport: &Transport{Clock: &fastClock{}, Observe: observe}}
+	var group sync.WaitGroup
+	for _, name := range []string{"one", "two"} {
+		ctx := context.WithValue(context.Background(), span{}, name)
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			request, _ := http.NewRequestWithContext(ctx, "POST", url, nil)
+			if _, err := client.Do(request); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	group.Wait()
+	retries := 0
+	for name, events := range seen {
+		if events[0] != "attempt 0" || events[len(events)-1] != "end 201" {
+			t.Error(name, events)
+		}
+		retries += strings.Count(strings.Join(events, ","), "retry 503")
+	}
+	if len(seen) != 2 || retries != 2 {
+		t.Error(seen)
+	}
+}
+
 func TestTheDeadlineOfTheContextIsSent(t *testing.T) {
 	url, received, _ := serve(t, statuses(201))
 	client := &http.Client{Transport: &Transport{}, Timeout: 7 * time.Second}

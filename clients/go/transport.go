@@ -91,6 +91,10 @@ type Event struct {
 	// Type is "attempt", "retry", "poll" or "end".
 	Type    string
 	Attempt int
+	// Context is that of the request, so that the span of the caller is in it.
+	Context context.Context
+	// Status is the status of the answer, of a retry or of an end. It is 0 if there was none.
+	Status int
 	// Delay is the delay before the next attempt, of a retry.
 	Delay time.Duration
 	// Err is the kind of the error, at the end of a call without a result.
@@ -228,6 +232,13 @@ type tried struct {
 	cause  error
 }
 
+func (t tried) status() int {
+	if t.answer == nil {
+		return 0
+	}
+	return t.answer.response.StatusCode
+}
+
 func (c *call) run() (*http.Response, error) {
 	c.transport.budget.earn()
 	for {
@@ -280,7 +291,7 @@ func (c *call) backOff(kind error, last tried) error {
 	case !c.transport.budget.spend():
 		return c.failure(kind, last, EndBudget)
 	}
-	c.observe(Event{Type: "retry", Attempt: c.attempts, Delay: delay})
+	c.observe(Event{Type: "retry", Attempt: c.attempts, Delay: delay, Status: last.status()})
 	return c.clock.Sleep(c.request.Context(), delay)
 }
 
@@ -371,7 +382,7 @@ func (c *call) end(decided verdict, last tried) (*http.Response, error) {
 	if decided.action == fail && (decided.kind != ErrRefused || c.transport.ErrorOnRefusal) {
 		return nil, c.failure(decided.kind, last, "")
 	}
-	c.observe(Event{Type: "end", Attempt: c.attempts})
+	c.observe(Event{Type: "end", Attempt: c.attempts, Status: last.status()})
 	response := last.answer.response
 	outcome := Outcome{c.key, last.answer.replayed(), last.answer.header("Idempotency-Reference"), c.attempts}
 	response.Request = c.request.WithContext(context.WithValue(c.request.Context(), outcomeKey{}, outcome))
@@ -389,7 +400,7 @@ func (c *call) failure(kind error, last tried, reason EndReason) *CallError {
 			failed.Reference = failed.Problem.text("reference")
 		}
 	}
-	c.observe(Event{Type: "end", Attempt: c.attempts, Err: kind})
+	c.observe(Event{Type: "end", Attempt: c.attempts, Err: kind, Status: last.status()})
 	return failed
 }
 
@@ -397,6 +408,7 @@ func (c *call) left() time.Duration { return c.deadline - c.clock.Monotonic() }
 
 func (c *call) observe(event Event) {
 	if c.transport.Observe != nil {
+		event.Context = c.request.Context()
 		c.transport.Observe(event)
 	}
 }

@@ -2,6 +2,7 @@ package onetake
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -151,10 +152,15 @@ func retryAfter(text string, now time.Time) time.Duration {
 	return seconds(text)
 }
 
+// The longest wait that is told apart, in seconds. It is longer than any deadline.
+const secondsMax = 1<<31 - 1
+
 // seconds reads a number of seconds, or returns 0.
 func seconds(text string) time.Duration {
 	number, err := strconv.ParseUint(text, 10, 31)
-	if err != nil {
+	if errors.Is(err, strconv.ErrRange) {
+		number = secondsMax
+	} else if err != nil {
 		return 0
 	}
 	return time.Duration(number) * time.Second

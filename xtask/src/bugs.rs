@@ -66,8 +66,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a settlement that the store did not take is not tried again",
         file: "onetake-core/src/engine/lease.rs",
-        from: "                report(&lease_state, &error);\n",
-        to: "                report(&lease_state, &error);\n                break (Settling::Pending, Landing::Nothing);\n                #[allow(unreachable_code)]\n",
+        from: "                if asked_at >= report_at {\n",
+        to: "                if true {\n                    break (Settling::Pending, Landing::Nothing);\n                }\n                if asked_at >= report_at {\n",
     },
     Bug {
         what: "leases are not renewed in time",

@@ -120,6 +120,19 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     ),
     program(
         "onetake-cli",
+        "peers",
+        "`onetake probe` finds the known failures of idempotency middleware from package registries",
+        "asgi-idempotency-header, express-idempotency",
+    ),
+    program(
+        "onetake-cli",
+        "edge",
+        "The gateway with real clients and load balancers: rolling restarts under load, responses \
+         that are sent before an upload has ended",
+        "PostgreSQL, nginx, HAProxy, Python, Node",
+    ),
+    program(
+        "onetake-cli",
         "proxies",
         "Real proxies: onetake inside Envoy (black-box suite, faults, kills), and the example files of \
          proxies in front of gateways",
@@ -131,6 +144,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
         "spellings",
         "Spellings of a path that frameworks take for a route: nothing runs without its key",
         "Express, Flask, FastAPI, Django, nginx",
+    ),
+    program(
+        "onetake-cli",
+        "grpc_clients",
+        "gRPC clients of others with their own retries, behind a proxy that loses responses",
+        "gRPC for Python and Node",
     ),
     program(
         "onetake-cli",
@@ -150,6 +169,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
         "postgres",
         "Every policy in every state of a key, on PostgreSQL",
         "PostgreSQL",
+    ),
+    program(
+        "onetake-client",
+        "client",
+        "The client for Rust: tower, reqwest, and services with axum",
+        "",
     ),
     program("onetake-sim", "simulation", "The simulation: seeds that must pass", ""),
     program(

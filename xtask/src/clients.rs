@@ -11,28 +11,39 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::install;
+mod languages;
+mod table;
 
 pub(crate) const USAGE: &str = "\
-cargo xtask clients     test the clients of other languages, print scenarios by client";
+cargo xtask clients     test the clients, print scenarios by client";
 
 /// A client, and the commands of its language.
-struct Client {
+struct Client<'a> {
     name: &'static str,
     folder: PathBuf,
     /// Variables of every command.
     variables: Vec<(&'static str, PathBuf)>,
     /// Formatter, linter, types, build and tests, in this order.
-    checks: Vec<Vec<&'static str>>,
+    checks: Vec<Vec<&'a str>>,
     /// Plays the scenarios: the command is followed by the server, the file and scenarios.
-    suite: Vec<&'static str>,
+    suite: Vec<&'a str>,
     /// Commands that count effects: each is followed by the proxy.
-    effects: Vec<Vec<&'static str>>,
-    /// The folders that a copy with a deliberate mistake needs.
-    copied: Vec<&'static str>,
+    effects: Vec<Vec<&'a str>>,
+    broken: Broken<'a>,
 }
 
-/// The folder of a copy with a deliberate mistake, in the folder of its client.
+/// A copy of a client with a deliberate mistake.
+struct Broken<'a> {
+    folder: PathBuf,
+    /// The folders of the client that the copy needs.
+    copied: Vec<&'static str>,
+    /// Further files of the copy, with their text.
+    written: Vec<(&'static str, String)>,
+    /// Plays the scenarios in the copy, as `Client::suite` does in the original.
+    suite: Vec<&'a str>,
+}
+
+/// The folder of a copy with a deliberate mistake, if it is in the folder of its client.
 const BREAK_FOLDER: &str = "build-break";
 
 /// The result of one client: lines of JSON, and what is wrong.
@@ -44,24 +55,37 @@ struct Report {
     wrong: Vec<String>,
 }
 
-/// Builds the two binaries alone.
+/// Builds the binaries alone.
 pub(crate) const BUILD: &[&str] = &[
     "build",
     "-p",
     "onetake-sim",
     "-p",
     "onetake-cli",
+    "-p",
+    "onetake-client",
+    "--all-features",
     "--bin",
     "onetake-scenarios",
     "--bin",
     "onetake",
+    "--example",
+    RUST_SUITE,
 ];
+
+/// The program that plays the scenarios with the client for Rust.
+const RUST_SUITE: &str = "client_suite";
 
 /// Runs everything. `build` are the arguments of cargo that build the binaries. The error names what
 /// failed.
 pub(crate) fn run(build: &[&str]) -> Result<(), String> {
-    let clients = [typescript()?, python()?, go()];
     let binaries = built_by(build)?;
+    let clients = [
+        languages::typescript()?,
+        languages::python()?,
+        languages::go(),
+        languages::rust(&binaries)?,
+    ];
     let reports: Vec<(&str, Result<Report, String>)> = std::thread::scope(|scope| {
         let running: Vec<_> = clients
             .iter()
@@ -83,98 +107,50 @@ pub(crate) fn run(build: &[&str]) -> Result<(), String> {
             Err(error) => wrong.push(format!("{name}: {error}")),
         }
     }
-    print(&all);
+    table::print(&all);
+    if let Err(error) = shop(&binaries) {
+        wrong.push(error);
+    }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
-fn typescript() -> Result<Client, String> {
-    let folder = clients().join("typescript");
-    let lock = folder.join("package-lock.json");
-    install::once(&lock, &folder.join("node_modules/.installed-lock"), || {
-        let mut npm = Command::new("npm");
-        npm.args(["ci", "--silent", "--ignore-scripts"]).current_dir(&folder);
-        npm
-    })?;
-    for built in ["build", "dist"] {
-        let _absent = std::fs::remove_dir_all(folder.join(built));
+/// Tests the sample shop in a real browser. It uses the TypeScript client as it is built.
+fn shop(binaries: &Binaries) -> Result<(), String> {
+    let folder = clients().join("../examples/shop");
+    let mut node = Command::new("node");
+    node.arg("--test").arg(&folder).env("ONETAKE_GATEWAY", &binaries.gateway);
+    if let Some(path) = crate::install::node_20()? {
+        node.env("PATH", path);
     }
-    let tsc = "node_modules/typescript/bin/tsc";
-    Ok(Client {
-        name: "typescript",
-        folder,
-        variables: install::node_20()?.into_iter().map(|path| ("PATH", path)).collect(),
-        checks: vec![
-            vec![
-                "node",
-                "node_modules/prettier/bin/prettier.cjs",
-                "--check",
-                "--log-level",
-                "warn",
-                ".",
-            ],
-            vec!["node", tsc, "-p", "tsconfig.build.json"],
-            vec!["node", tsc, "-p", "tsconfig.json", "--outDir", "build"],
-            vec!["node", "node_modules/eslint/bin/eslint.js", "."],
-            vec!["node", "--test", "build/test/"],
-        ],
-        suite: vec!["node", "build/conformance/run.js"],
-        effects: vec![
-            vec!["node", "build/conformance/effects.js"],
-            vec!["node", "build/conformance/effects-browser.js"],
-        ],
-        copied: vec!["build"],
-    })
+    let ran = node.output().map_err(|error| format!("node cannot be started: {error}"))?;
+    let text = String::from_utf8_lossy(&ran.stdout);
+    println!("\nthe sample shop in a browser");
+    text.lines().filter(|line| line.contains("ok ")).for_each(|line| println!("{line}"));
+    if ran.status.success() { Ok(()) } else { Err(format!("the shop failed:\n{text}")) }
 }
 
-fn python() -> Result<Client, String> {
-    let folder = clients().join("python");
-    let packages = install::tools().join("clients-python");
-    let list = folder.join("requirements-dev.txt");
-    install::once(&list, &packages.join(".installed-lock"), || {
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]);
-        pip.args(["--no-deps", "--target"]).arg(&packages).arg("--requirement").arg(&list);
-        pip
-    })?;
-    Ok(Client {
-        name: "python",
-        folder,
-        variables: vec![
-            ("ONETAKE_PACKAGES", packages),
-            ("PYTHONDONTWRITEBYTECODE", "1".into()),
-            ("MYPY_CACHE_DIR", clients().join("../target/tmp/mypy")),
-            ("RUFF_NO_CACHE", "true".into()),
-        ],
-        checks: vec![
-            vec!["python3", "-m", "ruff", "format", "--check", "--quiet", "."],
-            vec!["python3", "-m", "ruff", "check", "--quiet", "."],
-            vec!["python3", "-m", "mypy"],
-            vec!["python3", "-m", "pytest"],
-        ],
-        suite: vec!["python3", "conformance/run.py"],
-        effects: vec![vec!["python3", "conformance/effects.py"]],
-        copied: vec!["src", "conformance"],
-    })
-}
+impl<'a> Broken<'a> {
+    /// A copy in the folder of the client, where it finds installed packages.
+    fn inside(folder: &Path, copied: Vec<&'static str>, suite: &[&'a str]) -> Self {
+        let folder = folder.join(BREAK_FOLDER);
+        Self { folder, copied, written: vec![], suite: suite.to_vec() }
+    }
 
-fn go() -> Client {
-    Client {
-        name: "go",
-        folder: clients().join("go"),
-        variables: vec![("GOFLAGS", "-mod=mod".into()), ("GOPROXY", "off".into())],
-        checks: vec![
-            vec!["sh", "-c", "test -z \"$(gofmt -l .)\""],
-            vec!["go", "vet", "./..."],
-            vec!["go", "test", "./..."],
-        ],
-        suite: vec!["go", "run", "./internal/conformance"],
-        effects: vec![vec!["go", "run", "./internal/conformance"]],
-        // The whole folder.
-        copied: vec![""],
+    /// Replaces the copy.
+    fn copy(&self, client: &Path) -> Result<(), String> {
+        let _absent = std::fs::remove_dir_all(&self.folder);
+        for folder in &self.copied {
+            copy_all(&client.join(folder), &self.folder.join(folder))?;
+        }
+        for (path, text) in &self.written {
+            let path = self.folder.join(path);
+            std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Ok(())
     }
 }
 
-impl Client {
+impl Client<'_> {
     fn test(&self, binaries: &Binaries) -> Result<Report, String> {
         for check in &self.checks {
             let (passed, text) = self.output(check, &[], &self.folder)?;
@@ -216,11 +192,8 @@ impl Client {
                 mistake.get(name).map(String::as_str).ok_or(format!("a break has no `{name}`"))
             };
             let (what, red) = (member("break")?, member("red")?);
-            let copy = self.folder.join(BREAK_FOLDER);
-            let _absent = std::fs::remove_dir_all(&copy);
-            for folder in &self.copied {
-                copy_all(&self.folder.join(folder), &copy.join(folder))?;
-            }
+            self.broken.copy(&self.folder)?;
+            let copy = &self.broken.folder;
             let path = copy.join(member("file")?);
             let source = read(&path)?;
             if source.matches(member("find")?).count() != 1 {
@@ -228,7 +201,8 @@ impl Client {
             }
             let broken = source.replace(member("find")?, member("replace")?);
             std::fs::write(&path, broken).map_err(|error| error.to_string())?;
-            let (_, text) = self.output(&self.suite, &[&server.scenarios, file, red], &copy)?;
+            let suite = &self.broken.suite;
+            let (_, text) = self.output(suite, &[&server.scenarios, file, red], copy)?;
             let lines: Vec<Value> =
                 text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
             let is_red = |line: &Value| line.get("ok") == Some(&Value::Bool(false));
@@ -247,7 +221,7 @@ impl Client {
     /// Runs a command to its end. Returns true if it succeeded, and what it printed.
     fn output(
         &self,
-        command: &[&'static str],
+        command: &[&str],
         more: &[&str],
         folder: &Path,
     ) -> Result<(bool, String), String> {
@@ -272,6 +246,7 @@ impl Client {
 struct Binaries {
     scenarios: PathBuf,
     gateway: PathBuf,
+    rust_suite: PathBuf,
 }
 
 fn built_by(arguments: &[&str]) -> Result<Binaries, String> {
@@ -292,7 +267,11 @@ fn built_by(arguments: &[&str]) -> Result<Binaries, String> {
         let file = files.into_iter().find(|file| file.file_name().is_some_and(|file| file == name));
         file.ok_or(format!("cargo built no {name}"))
     };
-    Ok(Binaries { scenarios: find("onetake-scenarios")?, gateway: find("onetake")? })
+    Ok(Binaries {
+        scenarios: find("onetake-scenarios")?,
+        gateway: find("onetake")?,
+        rust_suite: find(RUST_SUITE)?,
+    })
 }
 
 /// The server of the scenarios, with a gateway behind a lossy proxy. It ends with its input.
@@ -328,47 +307,6 @@ impl Drop for Server {
     }
 }
 
-/// Prints the table of scenarios by client, the effects, and the deliberate mistakes.
-fn print(report: &Report) {
-    let text = |line: &Value, name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
-    let mut names: Vec<String> = Vec::new();
-    let mut columns: Vec<String> = Vec::new();
-    let mut cells: BTreeMap<(String, String), bool> = BTreeMap::new();
-    for line in &report.scenarios {
-        let (Some(name), Some(client)) = (text(line, "scenario"), text(line, "client")) else {
-            continue;
-        };
-        if !names.contains(&name) {
-            names.push(name.clone());
-        }
-        if !columns.contains(&client) {
-            columns.push(client.clone());
-        }
-        cells.insert((name, client), line.get("ok") == Some(&Value::Bool(true)));
-    }
-    println!(
-        "{:<36}{}",
-        "scenario",
-        columns.iter().map(|c| format!("{c:>20}")).collect::<String>()
-    );
-    for name in names {
-        let cell = |client: &String| match cells.get(&(name.clone(), client.clone())) {
-            Some(true) => "green",
-            Some(false) => "RED",
-            // The queue is one per language; adapters have none.
-            None => "-",
-        };
-        println!(
-            "{name:<36}{}",
-            columns.iter().map(|c| format!("{:>20}", cell(c))).collect::<String>()
-        );
-    }
-    println!("\neffects through a gateway that loses one response in three");
-    report.effects.iter().for_each(|line| println!("{line}"));
-    println!("\ndeliberate mistakes");
-    report.breaks.iter().for_each(|line| println!("{line}"));
-}
-
 fn clients() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../clients"))
 }
@@ -390,4 +328,56 @@ fn copy_all(from: &Path, to: &Path) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the code blocks of a page, with their languages.
+    fn blocks(text: &str) -> Vec<String> {
+        let parts = text.split("\n```").collect::<Vec<_>>();
+        // Every second part is inside a block.
+        parts.iter().skip(1).step_by(2).map(|block| (*block).to_owned()).collect()
+    }
+
+    /// The tests of a client run the blocks of its README, so the blocks of the page are run too.
+    #[test]
+    fn every_block_of_the_page_is_in_the_readme_of_a_client() {
+        let root = clients().join("..");
+        let readmes =
+            ["clients/typescript", "clients/python", "clients/go", "crates/onetake-client"];
+        let tested = readmes
+            .iter()
+            .flat_map(|folder| blocks(&read(&root.join(folder).join("README.md")).unwrap()));
+        let tested: Vec<String> = tested.collect();
+        let page = read(&root.join("docs/CLIENTS.md")).unwrap();
+        for block in blocks(&page) {
+            assert!(tested.contains(&block), "not in the README of a client:\n{block}");
+        }
+        for library in ["axios", "httpx", "requests", "net/http", "reqwest"] {
+            let (_, section) = page.split_once(&format!("### {library}\n")).unwrap();
+            let section = section.split("\n#").next().unwrap();
+            let has = |word: &str| section.contains(&format!("\n{word}:\n\n```"));
+            assert!(has("Before") && has("After"), "{library}");
+        }
+    }
+
+    #[test]
+    fn every_client_has_the_same_deliberate_mistakes() {
+        let breaks: Vec<BTreeMap<String, String>> =
+            serde_json::from_str(&read(&clients().join("conformance/breaks.json")).unwrap())
+                .unwrap();
+        let of = |client: &str| -> Vec<&str> {
+            let of = breaks.iter().filter(|one| one["client"] == client);
+            of.map(|one| one["break"].as_str()).collect()
+        };
+        let queue = "an intent is stored after it is sent";
+        let all = of("typescript");
+        assert!(all.len() == 5 && all.contains(&queue), "{all:?}");
+        assert_eq!(of("python"), all);
+        let without_queue: Vec<&str> = all.into_iter().filter(|one| *one != queue).collect();
+        assert_eq!(of("go"), without_queue);
+        assert_eq!(of("rust"), without_queue);
+    }
 }

@@ -116,6 +116,18 @@ const FRAMEWORKS_FOR_PYTHON: &[&str] = &[
 /// A web framework for Node that runs behind the gateway.
 const FRAMEWORK_FOR_NODE: &str = "express@5.3.0";
 
+/// Idempotency middleware of other people, for `onetake probe`. It runs on the frameworks above.
+const PEERS_FOR_PYTHON: &[&str] = &["asgi-idempotency-header==0.2.0", "redis==8.1.0"];
+
+/// The same for Node.
+const PEER_FOR_NODE: &str = "express-idempotency@1.0.6";
+
+/// gRPC for Python. Its dependencies are pinned as well.
+const GRPC_FOR_PYTHON: &[&str] = &["grpcio==1.85.1", "typing-extensions==4.16.0"];
+
+/// gRPC for Node.
+const GRPC_FOR_NODE: &str = "@grpc/grpc-js@1.14.7";
+
 /// Installs missing programs.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
@@ -149,8 +161,17 @@ pub(crate) fn servers() -> Result<(), String> {
     fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
     fill(&tools.join("frameworks/python"), |folder| pip(folder, FRAMEWORKS_FOR_PYTHON))?;
+    fill(&tools.join("grpc/python"), |folder| pip(folder, GRPC_FOR_PYTHON))?;
+    fill(&tools.join("grpc/node"), |folder| npm(folder, GRPC_FOR_NODE))?;
     fill(&tools.join("stripe/node"), |folder| npm(folder, STRIPE_FOR_NODE))?;
-    fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))
+    fill(&tools.join("frameworks/node"), |folder| npm(folder, FRAMEWORK_FOR_NODE))?;
+    fill(&tools.join("peers/python"), |folder| {
+        let mut pip = pip(folder, PEERS_FOR_PYTHON);
+        // Their dependencies are those of the frameworks.
+        pip.arg("--no-deps");
+        pip
+    })?;
+    fill(&tools.join("peers/node"), |folder| npm(folder, PEER_FOR_NODE))
 }
 
 /// Installs a package for Node.

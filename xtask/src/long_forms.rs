@@ -13,6 +13,8 @@ cargo xtask coverage    measure how much of the engine the simulation alone cove
 cargo xtask model       visit every state of the larger models
 cargo xtask histories   check histories of concurrent clients on real servers: [SECONDS] [CYCLES]
 cargo xtask differential  compare every store with `decide` by random steps: [STEPS] [SEED]
+cargo xtask rolling-restart  restart gateways behind nginx and HAProxy, under load: [RESTARTS]
+cargo xtask attack      flood a gateway with HTTP/2 streams while an honest client uses it: [SECONDS]
 cargo xtask power-loss  lose power at every moment, flip bits, kill the store again and again: [CYCLES]";
 
 /// Runs the simulator with the arguments of the command line.
@@ -49,6 +51,16 @@ pub(crate) fn differential(arguments: &[String]) -> Result<(), String> {
     run(command.env("ONETAKE_SEED", seed.to_string()))
 }
 
+/// Restarts two gateways in turn, behind nginx and behind HAProxy, while clients send requests.
+pub(crate) fn rolling_restart(arguments: &[String]) -> Result<(), String> {
+    crate::install::servers()?;
+    let restarts = number(arguments, 0, 10)?;
+    let mut command = cargo();
+    command.args(["test", "--package", "onetake-cli", "--all-features", "--test", "edge"]);
+    command.args(["--", "--nocapture", "rolling_restart"]);
+    run(command.env("ONETAKE_ROLLING_RESTARTS", restarts.to_string()))
+}
+
 /// Rebuilds folders for every moment of a power loss, and kills the embedded store many times.
 pub(crate) fn power_loss(arguments: &[String]) -> Result<(), String> {
     let cycles = number(arguments, 0, 2_000)?;
@@ -57,6 +69,16 @@ pub(crate) fn power_loss(arguments: &[String]) -> Result<(), String> {
     command.args(["--", "--nocapture", "--test-threads", "2"]);
     command.env("ONETAKE_POWER_CYCLES", cycles.to_string());
     run(command.env("ONETAKE_POWER_LOSS", "long"))
+}
+
+/// Floods a gateway with hostile connections, and prints the figures of an honest client.
+pub(crate) fn attack(arguments: &[String]) -> Result<(), String> {
+    let seconds = number(arguments, 0, 60)?;
+    let mut command = cargo();
+    // Built with the workspace, as `cargo xtask test` does, so that nothing is built twice.
+    command.args(["test", "--workspace", "--all-features", "--test", "gateway"]);
+    command.args(["--", "--nocapture", "an_honest_client_is_served_under_both_attacks"]);
+    run(command.env("ONETAKE_ATTACK_SECONDS", seconds.to_string()))
 }
 
 /// Measures the branches and lines of the engine that the simulation alone runs through.

@@ -48,6 +48,8 @@ fn main() -> ExitCode {
         Some("model") => return ended(long_forms::model()),
         Some("histories") => return ended(long_forms::histories(&rest)),
         Some("differential") => return ended(long_forms::differential(&rest)),
+        Some("rolling-restart") => return ended(long_forms::rolling_restart(&rest)),
+        Some("attack") => return ended(long_forms::attack(&rest)),
         Some("power-loss") => return ended(long_forms::power_loss(&rest)),
         Some("mutants") => return mutants::run(rest.into_iter()),
         Some("test") if rest == ["--fast"] => return ended(programs::run(Which::Fast)),

@@ -24,7 +24,7 @@ const MEMORY: &str = "/dev/shm";
 pub(crate) enum Which {
     /// All of them.
     All,
-    /// Those that need no servers and no tools. Their temporary files are in memory.
+    /// The programs that need no servers and no tools. Their temporary files are in memory.
     Fast,
 }
 

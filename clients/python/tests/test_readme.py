@@ -23,6 +23,7 @@ REQUESTS = [
     ("requests, after", 2, 0),
     ("intents", 2, 0),
     ("limits", 0, 0),
+    ("traces", 2, 0),
     ("queue", 2, 0),
     ("fastapi", 0, 0),
     ("django", 0, 0),

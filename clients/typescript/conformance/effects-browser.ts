@@ -30,11 +30,24 @@ const queue = new Queue({ client, store: new IndexedDbStore(), actions: () => ac
 setInterval(async () => {
   if ((await (await tell("/command", tab)).text()) === "reload") location.reload();
 }, 50);
+const charge = (n) => ({
+  intent: intentFrom("browser", location.origin, tab, String(n)),
+  entity: tab + (n % 5),
+  request: { url: location.origin + "/charges", body: n % 10 === 0 ? "decline" : "amount=" + n },
+});
 await queue.start();
+// The other tab may have settled intents while this page was gone. A page is not told of them: it
+// asks with the same key and gets the recorded outcome.
+const stored = new Set((await queue.intents()).map(({ key }) => key));
+for (let n = 0; n < Number(localStorage[tab] ?? 0); n++) {
+  const { intent, request } = charge(n);
+  if (stored.has(intent.key)) continue;
+  if ((await (await tell("/is-ended", intent.key)).text()) === "yes") continue;
+  const { ok } = await client.fetch(request.url, { method: "POST", body: request.body, intent });
+  await tell("/ended", intent.key + (ok ? " applied" : " reverted"));
+}
 for (let n = Number(localStorage[tab] ?? 0); n < ${INTENTS_PER_TAB}; n++) {
-  const intent = intentFrom("browser", location.origin, tab, String(n));
-  const body = n % 10 === 0 ? "decline" : "amount=" + n;
-  await queue.submit({ intent, entity: tab + (n % 5), request: { url: location.origin + "/charges", body } }, actions);
+  await queue.submit(charge(n), actions);
   localStorage[tab] = n + 1;
 }
 await tell("/submitted", tab);
@@ -67,6 +80,11 @@ async function answer(request: IncomingMessage, response: ServerResponse): Promi
       const init = { method: "POST", body: text, headers: { "idempotency-key": key } };
       const forwarded = await fetch(proxy + "/charges", init);
       response.statusCode = forwarded.status;
+      // Without its type, a problem would be an answer of the API, and a 409 would be final.
+      for (const name of ["content-type", "idempotent-replayed", "retry-after"]) {
+        const value = forwarded.headers.get(name);
+        if (value !== null) response.setHeader(name, value);
+      }
       response.end(await forwarded.text());
     } catch {
       response.destroy();
@@ -74,6 +92,7 @@ async function answer(request: IncomingMessage, response: ServerResponse): Promi
     return;
   }
   if (path === "/command" && reloads.delete(text)) response.write("reload");
+  if (path === "/is-ended" && ends.has(text)) response.write("yes");
   response.end(path === "/onetake.js" ? bundle : path === "/" ? PAGE : "");
 }
 

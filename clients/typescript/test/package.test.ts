@@ -43,6 +43,7 @@ const BLOCKS = [
   { title: "axios, after", keyed: 2, bare: 0 },
   { title: "intents", keyed: 2, bare: 0 },
   { title: "limits", keyed: 2, bare: 0 },
+  { title: "traces", keyed: 2, bare: 0 },
   { title: "queue", keyed: 2, bare: 0 },
   { title: "express", keyed: 0, bare: 0 },
   { title: "fastify", keyed: 0, bare: 0 },

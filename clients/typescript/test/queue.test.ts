@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
+import { execFile, spawn } from "node:child_process";
 import { chmodSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { TestContext } from "node:test";
 import { test } from "node:test";
+import { promisify } from "node:util";
 
 import { IDBFactory } from "fake-indexeddb";
 
@@ -15,6 +16,9 @@ import type { Handler } from "./support.js";
 import { fastClock, serve, statuses, until } from "./support.js";
 
 const KEY = "0123456789abcdef-";
+
+/** The built package, for other processes. */
+const SOURCE = new URL("../src/", import.meta.url).href;
 
 function intent(number: number, entity = "cart"): QueuedIntent {
   return { key: KEY + number, entity, request: { url: "http://localhost/" }, state: "pending" };
@@ -133,6 +137,30 @@ test("a storage that is full or blocked refuses the intent as a whole", async (t
     assert.equal(received.length, 0);
     if (store instanceof IndexedDbStore) await store.close();
   }
+});
+
+test("file: a write that the disk refuses in the middle leaves nothing behind", async (t) => {
+  const path = folder(t);
+  await new FileStore(path).add(intent(1));
+  // A process whose files can have 512 bytes. An ignored signal makes the write fail, as on a full
+  // disk.
+  const program = `
+    import { FileStore } from "${SOURCE}node.js";
+    import { Onetake, Queue } from "${SOURCE}index.js";
+    const queue = new Queue({ client: new Onetake(), store: new FileStore(process.argv[1]) });
+    const request = { url: "http://127.0.0.1:9/", body: "x".repeat(9000) };
+    const apply = () => console.log("applied");
+    await queue.submit({ entity: "a", request }, { apply }).catch((error) => console.log(error.name));
+    process.exit();`;
+  const limited = "trap '' XFSZ; ulimit -f 1; exec \"$@\"";
+  const node = [process.execPath, "--input-type=module", "--eval", program, path];
+  const { stdout } = await promisify(execFile)("sh", ["-c", limited, "sh", ...node]);
+  assert.equal(stdout, "StorageFailed\n");
+  const stored = await new FileStore(path).list();
+  assert.deepEqual(
+    stored.map(({ key }) => key),
+    [KEY + 1],
+  );
 });
 
 test("an intent is stored and applied before it is sent", async (t) => {

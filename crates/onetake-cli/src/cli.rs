@@ -3,9 +3,10 @@
 //! Exit codes:
 //!
 //! - 0: success.
-//! - 1: a failure at run time, or `doctor` found a broken setting.
+//! - 1: a failure at run time, `doctor` found a broken setting, or a check of `probe` failed.
 //! - 2: wrong usage or configuration.
-//! - 3: the store or a listener could not be opened, or the admin API could not be reached.
+//! - 3: the store or a listener could not be opened, or the admin API or the target of `probe` could
+//!   not be reached.
 //! - 4: the key does not exist, or is not in the expected state.
 
 use std::io::Write as _;
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
-use onetake_core::{Clock, ErrorChain, SystemClock};
+use onetake_core::{Clock, ErrorChain, StoreError, SystemClock};
 use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -27,12 +28,10 @@ use crate::doctor::{self, Format};
 use crate::gateway::{self, Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
+use crate::probe::Probe;
 use crate::relay;
 use crate::stores::{self, MigrationNaming};
 use crate::traces::{self, Export};
-
-/// Default of `--drain-seconds`.
-const DRAIN_SECONDS: u64 = 60;
 
 /// Makes any HTTP API safe to retry: one key, one run, one recorded outcome.
 #[derive(Debug, Parser)]
@@ -70,7 +69,7 @@ enum Command {
     /// Create or update the tables and indexes of the store.
     Migrate {
         #[command(flatten)]
-        store: Stored,
+        store: StoreArguments,
         /// Write the PostgreSQL schema to this folder instead, one file for each version, for a
         /// migration tool.
         #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "store"])]
@@ -83,10 +82,12 @@ enum Command {
     Keys(Keys),
     /// Deliver the messages of the outbox to NATS JetStream or to a webhook.
     Relay(relay::Arguments),
+    /// Check whether an HTTP API is idempotent: send requests, retries and malformed keys to it.
+    Probe(Box<Probe>),
     /// Check the store for settings that could lose or repeat operations.
     Doctor {
         #[command(flatten)]
-        store: Stored,
+        store: StoreArguments,
         /// The output format.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
@@ -95,7 +96,7 @@ enum Command {
 
 /// Arguments of commands that need only a store.
 #[derive(Debug, Args)]
-struct Stored {
+struct StoreArguments {
     /// The configuration file that names the store.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -124,9 +125,10 @@ struct Serve {
     /// The log format.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// On shutdown, how many seconds to wait for running operations.
-    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS)]
-    drain_seconds: u64,
+    /// On shutdown, how many seconds to wait for running requests, in place of
+    /// gateway.shutdown_limit.
+    #[arg(long, value_name = "SECONDS")]
+    drain_seconds: Option<u64>,
 }
 
 #[cfg(feature = "ext-proc")]
@@ -138,9 +140,10 @@ struct ExtProc {
     /// The log format.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// On shutdown, how many seconds to wait for running operations.
-    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS)]
-    drain_seconds: u64,
+    /// On shutdown, how many seconds to wait for running requests, in place of
+    /// gateway.shutdown_limit.
+    #[arg(long, value_name = "SECONDS")]
+    drain_seconds: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -204,6 +207,7 @@ pub fn main() -> ExitCode {
         Command::Migrate { store, .. } => store.migrate(),
         Command::Keys(keys) => run_keys(keys),
         Command::Relay(arguments) => arguments.run(),
+        Command::Probe(probe) => probe.run(),
         Command::Doctor { store, format } => store.doctor(format),
     }
 }
@@ -299,7 +303,7 @@ pub(crate) fn runtime() -> Result<Runtime, Failed> {
     built.map_err(|error| Failed(format!("cannot start: {error}"), 1))
 }
 
-impl Stored {
+impl StoreArguments {
     fn load(self) -> Result<StoreConfig, Failed> {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
@@ -356,13 +360,13 @@ impl Serve {
             let upstream = config.gateway.upstream.as_ref();
             let upstream = upstream.map_or("by route".into(), ToString::to_string);
             let store = config.store.url.to_string();
+            let ending = Ending::of(&config, self.drain_seconds);
             warn_of_unused_token(&config);
             let starting = async {
                 let gateway = Gateway::start(config).await.map_err(not_started)?;
                 Ok((gateway, upstream, store))
             };
-            let patience = Duration::from_secs(self.drain_seconds);
-            runtime()?.block_on(traced(export, starting, patience))
+            runtime()?.block_on(traced(export, starting, ending))
         });
         served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
     }
@@ -376,13 +380,13 @@ impl ExtProc {
         logs::init_with(self.log_format, spans);
         let served = load_ext_proc(self.config.as_deref()).and_then(|config| {
             let store = config.store.url.to_string();
+            let ending = Ending::of(&config, self.drain_seconds);
             warn_of_unused_token(&config);
             let starting = async {
                 let gateway = Gateway::start_ext_proc(config, |store| store).await;
                 Ok((gateway.map_err(not_started)?, "by Envoy".to_owned(), store))
             };
-            let patience = Duration::from_secs(self.drain_seconds);
-            runtime()?.block_on(traced(export, starting, patience))
+            runtime()?.block_on(traced(export, starting, ending))
         });
         served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
     }
@@ -438,6 +442,25 @@ fn run_sample_api(listen: SocketAddr) -> ExitCode {
     served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
 }
 
+/// The times of a shutdown.
+#[derive(Clone, Copy, Debug)]
+struct Ending {
+    /// How long new connections are still accepted.
+    delay: Duration,
+    /// How long requests may take to end after that.
+    limit: Duration,
+}
+
+impl Ending {
+    fn of(config: &Config, drain_seconds: Option<u64>) -> Self {
+        let limit = drain_seconds.map(Duration::from_secs);
+        Self {
+            delay: config.gateway.shutdown_delay,
+            limit: limit.unwrap_or(config.gateway.shutdown_limit),
+        }
+    }
+}
+
 fn warn_of_unused_token(config: &Config) {
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
         tracing::warn!(
@@ -455,38 +478,46 @@ fn not_started(error: StartError) -> Failed {
 async fn traced(
     mut export: Export,
     starting: impl Future<Output = Result<(Gateway, String, String), Failed>>,
-    patience: Duration,
+    ending: Ending,
 ) -> Result<(), Failed> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     export.start(&clock).map_err(|error| Failed(error, 2))?;
+    gateway::raise_limit();
     let (gateway, upstream, store) = starting.await?;
     export.register_metrics();
     tracing::info!(
         listen = %gateway.address(), admin = %gateway.admin_address(), upstream, store, "onetake is ready"
     );
-    serve(gateway, patience).await?;
+    serve(gateway, &clock, ending).await?;
     // After a failure or a second signal, the process ends without waiting for the last spans.
     export.finish(&clock).await;
     Ok(())
 }
 
 /// Waits for a signal, and drains.
-async fn serve(gateway: Gateway, patience: Duration) -> Result<(), Failed> {
+async fn serve(gateway: Gateway, clock: &Arc<dyn Clock>, ending: Ending) -> Result<(), Failed> {
+    let Ending { delay, limit } = ending;
     let stop = tokio::select! {
         signal = stop_signal() => signal,
-        error = gateway.fatal() => {
-            // The state on disk is uncertain now. Only a restart may read it; this process must not
-            // go on.
-            gateway.abort().await;
-            return Err(Failed(format!("the store failed and must not be used any more: {}", ErrorChain(&error)), 1));
-        }
+        error = gateway.fatal() => return Err(abort(gateway, &error).await),
     };
-    tracing::info!(signal = stop, "draining: no new connections are accepted");
+    gateway.leave();
+    tracing::info!(
+        signal = stop, delay = ?delay,
+        "leaving: not ready any more, and clients are asked to close their connections"
+    );
+    tokio::select! {
+        biased;
+        () = clock.sleep(delay) => {}
+        signal = stop_signal() => tracing::info!(signal, "a second signal ends the delay"),
+        error = gateway.fatal() => return Err(abort(gateway, &error).await),
+    }
+    tracing::info!(limit = ?limit, "draining: no new connections are accepted");
     let drained = tokio::select! {
         biased;
-        drained = gateway.shutdown(patience) => drained,
+        drained = gateway.shutdown(limit) => drained,
         signal = stop_signal() => {
-            return Err(Failed(format!("stopped immediately by a second {signal}"), 1));
+            return Err(Failed(format!("stopped immediately by another {signal}"), 1));
         }
     };
     match drained {
@@ -502,6 +533,13 @@ async fn serve(gateway: Gateway, patience: Duration) -> Result<(), Failed> {
         }
     }
     Ok(())
+}
+
+/// Ends the gateway after a failure of the store. The state on disk is uncertain. Only a restart may
+/// read it; this process must not go on.
+async fn abort(gateway: Gateway, error: &StoreError) -> Failed {
+    gateway.abort().await;
+    Failed(format!("the store failed and must not be used any more: {}", ErrorChain(error)), 1)
 }
 
 /// Waits for SIGTERM or SIGINT, and returns its name.

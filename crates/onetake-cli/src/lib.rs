@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod gateway;
 mod keys;
 pub mod logs;
+mod probe;
 mod relay;
 pub mod stores;
 mod traces;

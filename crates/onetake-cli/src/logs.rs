@@ -3,10 +3,10 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
+use tracing_subscriber::{Layer, fmt, registry};
 
 use crate::traces::SpanLayer;
 
@@ -20,8 +20,15 @@ pub enum LogFormat {
     Json,
 }
 
-/// The filter that applies if `ONETAKE_LOG` is not set.
-const DEFAULT: &str = "info,fjall=warn,lsm_tree=warn";
+/// The filter that applies if `ONETAKE_LOG` is not set. A [`Targets`] filter needs no regular
+/// expressions, unlike an `EnvFilter`: it is smaller and builds faster.
+fn default_filter() -> Targets {
+    let warn = LevelFilter::WARN;
+    Targets::new()
+        .with_default(LevelFilter::INFO)
+        .with_target("fjall", warn)
+        .with_target("lsm_tree", warn)
+}
 
 /// Writes logs to standard error, at level `info` unless `ONETAKE_LOG` sets another filter.
 pub fn init(format: LogFormat) {
@@ -31,11 +38,13 @@ pub fn init(format: LogFormat) {
 /// Like [`init`], with a layer that receives the spans of requests.
 pub(crate) fn init_with(format: LogFormat, spans: Option<SpanLayer>) {
     let asked = std::env::var("ONETAKE_LOG").ok().filter(|text| !text.is_empty());
-    let filter = asked.map(|text| EnvFilter::try_new(ours(&text)));
-    let filter = filter.unwrap_or_else(|| Ok(EnvFilter::new(DEFAULT))).unwrap_or_else(|error| {
-        eprintln!("onetake: ONETAKE_LOG is not a valid filter ({error}) and is ignored; write for example info or onetake=debug");
-        EnvFilter::new(DEFAULT)
+    let filter = asked.and_then(|text| {
+        let invalid = |error| {
+            eprintln!("onetake: ONETAKE_LOG is not a valid filter ({error}) and is ignored; write for example info or onetake=debug");
+        };
+        ours(&text).parse::<Targets>().map_err(invalid).ok()
     });
+    let filter = filter.unwrap_or_else(default_filter);
     let logs = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
     let logs = match format {
         LogFormat::Text => logs.with_filter(filter).boxed(),
@@ -80,10 +89,10 @@ mod tests {
             ("hyper", "hyper"),
         ] {
             assert_eq!(ours(asked), meant);
-            assert!(EnvFilter::try_new(meant).is_ok(), "{meant}");
+            assert!(meant.parse::<Targets>().is_ok(), "{meant}");
         }
         // A named target wins over the bare level, in any order.
-        let filter = EnvFilter::new(ours("onetake=warn,trace")).to_string();
+        let filter = ours("onetake=warn,trace").parse::<Targets>().unwrap().to_string();
         assert!(filter.contains("onetake=warn") && !filter.contains("onetake=trace"), "{filter}");
     }
 }

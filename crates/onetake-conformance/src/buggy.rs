@@ -1,6 +1,7 @@
 //! A store with one deliberate bug, to see that a suite finds it.
 //!
-//! The bug is in a decorator, so that no store, no engine and no decision function holds code that breaks a promise.
+//! The bug is in a decorator, so that no store, no engine and no decision function holds code that
+//! breaks a promise.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -77,13 +77,13 @@ pub trait Subject: Send + Sync + 'static {
     /// Advances the store's time and that clock.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
 
-    /// The store that an engine gets in place of `store`, which may be the store of the subject behind gates and
-    /// faults of the suite. A decorator that has to be outside of them goes here.
+    /// The store that an engine gets in place of `store`, which may be the store of the subject
+    /// behind gates and faults of the suite. A decorator that has to be outside of them goes here.
     fn for_engine(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
         store
     }
 
-    /// Opens the store anew, once it was closed, on what it kept; `None` if that is gone with it.
+    /// Opens a closed store again, with the data that it kept. `None` if the store keeps no data.
     fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
         std::future::ready(None).boxed()
     }

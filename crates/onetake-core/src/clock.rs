@@ -100,8 +100,8 @@ impl Clock for SystemClock {
     }
 }
 
-/// The operating system's randomness. Each thread asks for some of it in advance, so that most calls
-/// need no system call.
+/// The operating system's randomness. Each thread asks for some of it in advance, so that most
+/// calls need no system call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemRng;
 

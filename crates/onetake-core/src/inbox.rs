@@ -29,7 +29,8 @@ const BY: &str = "inbox";
 /// The failure code of a poisoned message.
 pub const POISONED: &str = "poisoned";
 
-/// The first pause before the next delivery of a message; it doubles up to [`REDELIVERY_PAUSE_MAX`].
+/// The first pause before the next delivery of a message; it doubles up to
+/// [`REDELIVERY_PAUSE_MAX`].
 const REDELIVERY_PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The first pause before a record is read again; it doubles up to [`READ_PAUSE_MAX`].
 const READ_PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -98,8 +99,8 @@ pub enum Received<E> {
         /// The error of the work; `None` if it panicked or took too long.
         error: Option<E>,
     },
-    /// It failed too often, or its work returned success without a completion. It is not tried any more: move it
-    /// to a dead-letter queue for an operator.
+    /// It failed too often, or its work returned success without a completion. It is not tried any
+    /// more: move it to a dead-letter queue for an operator.
     Poisoned {
         /// The reference for operators: `onetake keys get REFERENCE`.
         reference: Reference,
@@ -192,7 +193,8 @@ impl Inbox {
                 return Verdict::Fail(poisoned(before));
             }
             match work(attempt).await {
-                // If its completion is in the store, that counts. If not, its effects may be there all the same.
+                // If its completion is in the store, that counts. If not, its effects may be there
+                // all the same.
                 Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
                     report(AttemptResult { attempt, attempts: before, error: Some(error) });

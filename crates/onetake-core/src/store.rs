@@ -81,6 +81,17 @@ pub struct Settlement {
     pub transition: Transition,
 }
 
+/// Returns the time that a write of this many bytes may take in addition to the usual one: a second
+/// for each MiB.
+///
+/// Timeouts grow by it, so that a slow network does not refuse a large recording again and again.
+#[must_use]
+pub fn transfer_time(bytes: usize) -> Duration {
+    const BYTES_PER_SECOND: u64 = 1 << 20;
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    Duration::from_micros(bytes.saturating_mul(1_000_000) / BYTES_PER_SECOND)
+}
+
 /// The change that a settlement requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transition {

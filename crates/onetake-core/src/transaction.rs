@@ -8,8 +8,8 @@
 //! [`Engine::transact`](crate::Engine::transact) reads the record.
 
 //!
-//! [`TransactionSource`] and [`OpenTransaction`] are for database drivers: the stores implement them, and the HTTP
-//! layer begins and commits transactions through them.
+//! [`TransactionSource`] and [`OpenTransaction`] are for database drivers: the stores implement
+//! them, and the HTTP layer begins and commits transactions through them.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -70,8 +70,8 @@ impl Completion {
         self.witness.clone()
     }
 
-    /// Says that the database answered the statement that writes this completion: from then on the transaction
-    /// holds the outcome, or cannot commit. Each `finish` calls it.
+    /// Says that the database answered the statement that writes this completion: from then on the
+    /// transaction holds the outcome, or cannot commit. Each `finish` calls it.
     ///
     /// **Warning:** without that statement, a retry may repeat the operation's effect.
     pub fn mark_executed(&self) {
@@ -120,8 +120,8 @@ pub enum FinishError<E> {
 /// The code of the [`Failure`] that [`unfinished`] returns.
 pub const UNFINISHED: &str = "outcome_unknown";
 
-/// The failure of an attempt that was to complete itself and has no outcome, without proof that its transaction
-/// was rolled back. Its effects may be there, so its key never runs again (S16).
+/// The failure of an attempt that was to complete itself and has no outcome, without proof that its
+/// transaction was rolled back. Its effects may be there, so its key never runs again (S16).
 #[must_use]
 pub fn unfinished() -> Failure {
     Failure {
@@ -134,8 +134,8 @@ pub fn unfinished() -> Failure {
 
 /// A place where transactions begin: a connection, or a pool of connections.
 ///
-/// `Driver` is a type of the crate that implements this. It lets that crate implement the trait for the
-/// database driver's own types.
+/// `Driver` is a type of the crate that implements this. It lets that crate implement the trait for
+/// the database driver's own types.
 pub trait TransactionSource<Driver>: Send {
     /// The transactions that begin here.
     type Transaction: OpenTransaction<Error = Self::Error>;
@@ -164,8 +164,8 @@ pub trait OpenTransaction: Send {
     /// The exclusive executor of statements.
     fn executor_mut(&mut self) -> &mut Self::Executor;
 
-    /// Writes the outcome and the messages, as the last statement. After an error, the transaction must not be
-    /// able to commit.
+    /// Writes the outcome and the messages, as the last statement. After an error, the transaction
+    /// must not be able to commit.
     fn finish(
         &mut self,
         attempt: &Attempt,

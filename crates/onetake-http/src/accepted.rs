@@ -60,8 +60,9 @@ impl AsyncWait {
     /// Computes the wait of a request. Returns `None` if the route does not answer 202.
     pub(crate) fn of(identity: &Identity, shared: &LayerState) -> Option<Self> {
         let Identity { head, parts, operation, .. } = identity;
-        let InFlight::Async(wait) = head.policy.in_flight else {
-            return None;
+        let wait = match head.policy.in_flight {
+            InFlight::Async(wait) if head.is_async() => wait,
+            _ => return None,
         };
         let clock = &**shared.engine.clock();
         let fingerprints = std::iter::once(&operation.fingerprint).chain(&operation.earlier);

@@ -16,6 +16,7 @@ use crate::BoxError;
 use crate::accepted::{AsyncWait, Awaited};
 use crate::body::{RequestBody, ResponseBody};
 use crate::deadline::{self, Deadline};
+use crate::duplicates::{self, PayloadGuard};
 use crate::fail_open;
 use crate::identify::Identity;
 use crate::issued;
@@ -33,6 +34,7 @@ pub(crate) struct Admitted {
     /// The wait of this client, if the route answers 202.
     waiting: Option<Box<AsyncWait>>,
     pass: Pass,
+    payload: PayloadGuard,
     /// False if the issued key has expired and the operation has an outcome. The outcome may be
     /// shown, but nothing runs.
     may_run: bool,
@@ -60,10 +62,13 @@ impl Identity {
     async fn check(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
         let may_run = self.may_run(shared).await?;
         let waiting = AsyncWait::of(&self, shared).map(Box::new);
-        let Self { head, payload, operation, .. } = &*self;
-        let pass = velocity::pass(shared, &head.policy, &head.scope, payload, operation).await;
+        let Self { head, parts, limits, operation, .. } = &*self;
+        let (policy, scope) = (&head.policy, &head.scope);
+        let guard = duplicates::check(shared, policy, scope, &parts.headers, operation).await;
+        let guard = guard.map_err(|problem| self.refused(problem))?;
+        let pass = velocity::pass(shared, policy, limits, operation).await;
         let pass = pass.map_err(|problem| self.refused(problem))?;
-        Ok(Admitted { identity: self, waiting, pass, may_run })
+        Ok(Admitted { identity: self, waiting, pass, payload: guard, may_run })
     }
 
     /// Returns true if the operation may run, and false if only its recorded outcome may be shown.
@@ -89,7 +94,7 @@ impl Identity {
     }
 }
 
-fn is_final(record: &Record) -> bool {
+pub(crate) fn is_final(record: &Record) -> bool {
     matches!(record.state, State::Completed { .. } | State::Failed { .. })
 }
 
@@ -109,18 +114,19 @@ impl Admitted {
         Res: Body<Data = Bytes> + Send + 'static,
         Res::Error: Into<BoxError> + Send,
     {
-        let Self { identity, waiting, pass, may_run } = self;
-        let Identity { head, parts, payload, place, key, mut operation } = *identity;
+        let Self { identity, waiting, pass, payload: guard, may_run } = self;
+        let Identity { head, parts, data, place, key, mut operation, .. } = *identity;
         let (engine, policy) = (&shared.engine, Arc::clone(&head.policy));
         let reference = operation.id.reference();
         let respond = Responder { shared, trace, policy: &policy, id: operation.id };
-        let call = Box::new(InnerCall { head, parts, data: payload.into_data(), key });
+        let call = Box::new(InnerCall { head, parts, data, key });
         // If the client disconnects before the operation starts, the operation does not run: it
         // watches this value.
         let client = Arc::<Client>::default();
         let deadline = call.head.deadline;
         let mut job = OperationWork::new(inner, call, shared, trace, &client);
         (job.place, job.pass, job.may_run) = (Some(place), pass.clone(), may_run);
+        job.payload = guard;
         job.kept_from = waiting.as_ref().map(|waiting| waiting.due);
         let asking = pass.asking();
         let awaiting = async {
@@ -162,6 +168,7 @@ impl Admitted {
                 if fail_open::is_chosen(engine, &policy, reference, &error) =>
             {
                 pass.keep();
+                job.payload.set_kept(true);
                 fail_open::run(job, &respond).await
             }
             Executed::Failed(error, _) => Ok(respond.problem(problem_of_error(&error, reference))),

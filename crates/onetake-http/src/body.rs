@@ -3,9 +3,9 @@
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Version};
+use http::{Extensions, HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -32,11 +32,21 @@ impl ExactEnd {
     }
 }
 
+/// The trailers of a keyed request, kept in its extensions until its body is made again.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestTrailers(pub(crate) HeaderMap);
+
+impl RequestTrailers {
+    pub(crate) fn take(extensions: &mut Extensions) -> Option<HeaderMap> {
+        extensions.remove::<Self>().map(|trailers| trailers.0)
+    }
+}
+
 pin_project! {
     /// The body of a request to the inner service.
     ///
     /// For a request without a key it is the original body. For a keyed request it is the data that
-    /// the layer has read.
+    /// the layer has read, and its trailers.
     pub struct RequestBody<B> {
         #[pin]
         kind: RequestKind<B>,
@@ -47,7 +57,7 @@ pin_project! {
     #[project = RequestProjection]
     enum RequestKind<B> {
         Untouched { #[pin] body: B, ends_exactly: bool },
-        Read { data: Option<Bytes> },
+        Read { data: Option<Bytes>, trailers: Option<HeaderMap> },
     }
 }
 
@@ -57,8 +67,20 @@ impl<B> RequestBody<B> {
         Self { kind: RequestKind::Untouched { body, ends_exactly } }
     }
 
-    pub(crate) fn read(data: Bytes) -> Self {
-        Self { kind: RequestKind::Read { data: Some(data).filter(|data| !data.is_empty()) } }
+    /// Returns a copy of a body that is in memory, and `None` for a stream.
+    #[must_use]
+    pub fn in_memory(&self) -> Option<Self> {
+        match &self.kind {
+            RequestKind::Untouched { .. } => None,
+            RequestKind::Read { data, trailers } => Some(Self {
+                kind: RequestKind::Read { data: data.clone(), trailers: trailers.clone() },
+            }),
+        }
+    }
+
+    pub(crate) fn read(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        let data = Some(data).filter(|data| !data.is_empty());
+        Self { kind: RequestKind::Read { data, trailers } }
     }
 }
 
@@ -80,8 +102,10 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
                     frame => Poll::Ready(frame),
                 }
             }
-            RequestProjection::Read { data } => {
-                Poll::Ready(data.take().map(|data| Ok(Frame::data(data))))
+            RequestProjection::Read { data, trailers } => {
+                let frame = data.take().map(Frame::data);
+                let frame = frame.or_else(|| trailers.take().map(Frame::trailers));
+                Poll::Ready(frame.map(Ok))
             }
         }
     }
@@ -89,20 +113,25 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             RequestKind::Untouched { body, .. } => body.is_end_stream(),
-            RequestKind::Read { data } => data.is_none(),
+            RequestKind::Read { data, trailers } => data.is_none() && trailers.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             RequestKind::Untouched { body, .. } => body.size_hint(),
-            RequestKind::Read { data } => exact(data.as_ref()),
+            RequestKind::Read { data, trailers } => size(data.as_ref(), trailers.as_ref()),
         }
     }
 }
 
-fn exact(data: Option<&Bytes>) -> SizeHint {
-    SizeHint::with_exact(data.map_or(0, |data| data.len() as u64))
+/// The size of a body. It is not exact if there are trailers: in HTTP/1.1 they can follow only a
+/// body without a length.
+fn size(data: Option<&Bytes>, trailers: Option<&HeaderMap>) -> SizeHint {
+    match trailers {
+        None => SizeHint::with_exact(data.map_or(0, |data| data.len() as u64)),
+        Some(_) => SizeHint::default(),
+    }
 }
 
 impl<B> std::fmt::Debug for RequestBody<B> {
@@ -139,6 +168,10 @@ impl<B> ResponseBody<B> {
     pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data).filter(|data| !data.is_empty());
         Self { kind: ResponseKind::Whole { data, trailers } }
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self::whole(Bytes::new(), None)
     }
 
     pub(crate) fn rest(read: Bytes, body: Pin<Box<B>>) -> Self {
@@ -185,7 +218,7 @@ where
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             ResponseKind::Untouched { body } => body.size_hint(),
-            ResponseKind::Whole { data, .. } => exact(data.as_ref()),
+            ResponseKind::Whole { data, trailers } => size(data.as_ref(), trailers.as_ref()),
             // Not computed: it would be the size of `read` plus what is left of the inner body.
             ResponseKind::Rest { .. } => SizeHint::default(),
         }
@@ -200,15 +233,14 @@ impl<B> std::fmt::Debug for ResponseBody<B> {
 
 /// Result of reading a body up to a limit.
 pub(crate) enum BodyRead<B> {
-    /// The whole body, as far as the body tells. `is_end` is true if it reported its end: see
-    /// [`ExactEnd`].
-    Whole { data: Bytes, trailers: Option<HeaderMap>, is_end: bool },
+    /// The whole body.
+    Whole { data: Bytes, trailers: Option<HeaderMap> },
     /// The body is larger than `max`. `read` is the part read so far, `rest` is the remaining
     /// stream.
     TooLarge { read: Bytes, rest: Pin<Box<B>> },
 }
 
-/// Reads a body up to `max` bytes.
+/// Reads the body of a response, up to `max` bytes.
 ///
 /// It keeps the bytes, not the frames: a body of a million one-byte frames takes a megabyte.
 ///
@@ -236,35 +268,52 @@ where
             Err(other) => trailers = other.into_trailers().ok(),
         }
     }
-    Ok(BodyRead::Whole { data: gathered.finish(), trailers, is_end: body.is_end_stream() })
+    Ok(BodyRead::Whole { data: gathered.finish(), trailers })
 }
 
 /// Collects frames into one piece of bytes. A body of one frame, the usual case, is not copied.
 #[derive(Default)]
-struct Gathered {
+pub(crate) struct Gathered {
     first: Bytes,
-    rest: BytesMut,
+    rest: Vec<u8>,
+    /// The announced length, or 0.
+    announced: usize,
 }
 
 impl Gathered {
-    fn length(&self) -> usize {
+    /// Expects this number of bytes, or an unknown number if it is 0.
+    pub(crate) fn announcing(announced: usize) -> Self {
+        Self { announced, ..Self::default() }
+    }
+
+    pub(crate) fn length(&self) -> usize {
         self.first.len() + self.rest.len()
     }
 
-    fn add(&mut self, data: Bytes) {
+    pub(crate) fn add(&mut self, data: Bytes) {
         if self.first.is_empty() && self.rest.is_empty() {
             self.first = data;
             return;
         }
-        if self.rest.is_empty() {
-            self.rest.reserve(self.first.len() + data.len());
-            self.rest.extend_from_slice(&std::mem::take(&mut self.first));
+        let first = std::mem::take(&mut self.first);
+        let needed = self.rest.len() + first.len() + data.len();
+        if needed > self.rest.capacity() {
+            // Twice as much, but never more than is announced. Nothing is reserved for an announced
+            // body that does not come.
+            let room = needed.saturating_mul(2);
+            let room = if self.announced >= needed { room.min(self.announced) } else { room };
+            self.rest.reserve_exact(room - self.rest.len());
         }
+        self.rest.extend_from_slice(&first);
         self.rest.extend_from_slice(&data);
     }
 
-    fn finish(self) -> Bytes {
-        if self.rest.is_empty() { self.first } else { self.rest.freeze() }
+    pub(crate) fn finish(mut self) -> Bytes {
+        if self.rest.is_empty() {
+            return self.first;
+        }
+        self.rest.shrink_to_fit();
+        self.rest.into()
     }
 }
 
@@ -281,12 +330,17 @@ mod tests {
     async fn a_request_knows_its_size_and_its_end() {
         let untouched = RequestBody::untouched(full("four"), true);
         assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
-        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"));
+        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"), None);
         assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(4), false));
         let frame = read.frame().await.unwrap().unwrap();
         assert_eq!(frame.into_data().unwrap(), "four");
         assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(0), true));
         assert_eq!(format!("{read:?}"), "RequestBody");
+        let trailers = Some(HeaderMap::new());
+        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"), trailers);
+        assert_eq!(read.size_hint().exact(), None);
+        assert!(read.frame().await.unwrap().unwrap().is_data() && !read.is_end_stream());
+        assert!(read.frame().await.unwrap().unwrap().is_trailers() && read.is_end_stream());
     }
 
     /// A body that ends without an end, as hyper's does after a reset with NO_ERROR.
@@ -304,14 +358,6 @@ mod tests {
         let mut other = RequestBody::untouched(reset(), false);
         assert!(other.frame().await.unwrap().is_ok());
         assert!(other.frame().await.is_none());
-        let Ok(BodyRead::Whole { is_end, .. }) = read(reset(), 9).await else {
-            panic!("it is small")
-        };
-        assert!(!is_end);
-        let Ok(BodyRead::Whole { is_end, .. }) = read(full("four"), 9).await else {
-            panic!("small")
-        };
-        assert!(is_end);
     }
 
     #[tokio::test]
@@ -320,7 +366,7 @@ mod tests {
         assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
         let mut whole =
             ResponseBody::<Full<Bytes>>::whole(Bytes::from_static(b"four"), Some(HeaderMap::new()));
-        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (Some(4), false));
+        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (None, false));
         assert!(whole.frame().await.unwrap().unwrap().is_data());
         assert!(!whole.is_end_stream(), "there are trailers");
         assert!(whole.frame().await.unwrap().unwrap().is_trailers());
@@ -379,12 +425,15 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_gathered_in_order() {
-        let mut gathered = Gathered::default();
-        for piece in ["a", "bcd", "", "ef"] {
-            gathered.add(Bytes::from_static(piece.as_bytes()));
+    fn frames_are_gathered_in_order_and_without_slack() {
+        for announced in [0, 6] {
+            let mut gathered = Gathered { announced, ..Gathered::default() };
+            for piece in ["a", "bcd", "", "ef"] {
+                gathered.add(Bytes::from_static(piece.as_bytes()));
+            }
+            assert_eq!(gathered.length(), 6);
+            assert!(announced == 0 || gathered.rest.capacity() == 6);
+            assert_eq!(gathered.finish(), "abcdef");
         }
-        assert_eq!(gathered.length(), 6);
-        assert_eq!(gathered.finish(), "abcdef");
     }
 }

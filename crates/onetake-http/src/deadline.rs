@@ -74,6 +74,11 @@ impl Deadline {
     }
 }
 
+/// Returns the time that `grpc-timeout` leaves. `None` if the header is missing or invalid.
+pub(crate) fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
+    grpc(headers.get(GRPC_TIMEOUT)?.to_str().ok()?.trim())
+}
+
 /// Removes all deadline headers. The inner service must not obey the deadline of a client that does
 /// not wait for it.
 pub(crate) fn remove(headers: &mut HeaderMap) {

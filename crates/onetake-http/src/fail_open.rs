@@ -16,7 +16,7 @@ use onetake_core::engine::EngineError;
 use onetake_core::{Engine, Reference};
 
 use crate::BoxError;
-use crate::body::{RequestBody, ResponseBody};
+use crate::body::{RequestBody, RequestTrailers, ResponseBody};
 use crate::context::OperationContext;
 use crate::identify::remove_attempt;
 use crate::policy::{OnStoreDown, Policy};
@@ -77,7 +77,8 @@ where
     let context = OperationContext::new(key, derived_key).with_time_left(time_left);
     remove_attempt(&mut parts);
     context.attach(&mut parts);
-    let request = Request::from_parts(*parts, RequestBody::read(data));
+    let trailers = RequestTrailers::take(&mut parts.extensions);
+    let request = Request::from_parts(*parts, RequestBody::read(data, trailers));
     let (sender, receiver) = oneshot::channel();
     let work = async move {
         let called = tokio::select! {
@@ -96,10 +97,13 @@ where
             Ok(response.map(ResponseBody::untouched))
         }
         Ok(Some(Err(error))) => Err(error),
-        Ok(None) => Ok(respond.problem(Problem::new(
-            Code::UpstreamTimeout,
-            format!("The operation exceeded its time limit. Its outcome is unknown. {UNRECORDED}"),
-        ))),
-        Err(_panicked) => Ok(respond.panicked(UNRECORDED)),
+        Ok(None) => {
+            let detail = format!(
+                "The operation exceeded its time limit. Its outcome is unknown. {UNRECORDED}"
+            );
+            let problem = Problem::new(Code::UpstreamTimeout, detail);
+            Ok(respond.problem(problem.retryable(false)))
+        }
+        Err(_panicked) => Ok(respond.panicked(UNRECORDED, false)),
     }
 }

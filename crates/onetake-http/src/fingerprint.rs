@@ -7,10 +7,11 @@ use http::request::Parts;
 use onetake_core::{Fingerprint, Fingerprinter};
 
 use crate::content_type::{self, Boundary};
+use crate::grpc::ProtobufFingerprint;
 use crate::head;
 use crate::json::Selection;
 use crate::payload::Payload;
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 
 /// The parts of a request that its fingerprint covers. Method, path, query and content type always
 /// count.
@@ -37,6 +38,8 @@ pub enum FingerprintMode {
     /// As JSON. Member order, white space and the spelling of numbers do not count. Values count
     /// with every digit.
     Json(Selection),
+    /// As a protobuf message, for gRPC calls. Other requests are compared byte by byte.
+    Protobuf(ProtobufFingerprint),
 }
 
 /// Returns the fingerprint of a request. It is the same over HTTP/1.1 and HTTP/2.
@@ -54,8 +57,8 @@ pub(crate) fn fingerprint(
     // cases it counts like any other parameter of the header.
     let is_plain = matches!(payload.encoding(), b"" | b"identity");
     let boundary = match policy.mode {
-        FingerprintMode::Bytes if is_plain => Boundary::of(parts),
-        FingerprintMode::Bytes | FingerprintMode::Json(_) => None,
+        FingerprintMode::Bytes | FingerprintMode::Protobuf(_) if is_plain => Boundary::of(parts),
+        _ => None,
     };
     let uri = head::uri(parts);
     let mut asked = Fingerprinter::new()
@@ -71,12 +74,26 @@ pub(crate) fn fingerprint(
             .part(&[u8::from(value.is_some())])
             .part(&value.unwrap_or_default());
     }
+    if let FingerprintMode::Bytes | FingerprintMode::Protobuf(_) = &policy.mode
+        && let Some((encoding, message)) = payload.compared_call()?
+    {
+        let FingerprintMode::Protobuf(protobuf) = &policy.mode else {
+            return Ok(asked.part(b"grpc").part(encoding).part(&message).finish());
+        };
+        let message = payload.message()?;
+        let canonical = protobuf.schema.canonical(uri.path(), &protobuf.exclude, &message);
+        let canonical = canonical.map_err(|error| {
+            let detail = format!("The call cannot be compared: {error}. Nothing was run.");
+            Problem::new(Code::RequestBodyInvalid, detail)
+        })?;
+        return Ok(asked.part(b"protobuf").part(&canonical).finish());
+    }
     Ok(match (&policy.mode, boundary) {
-        (FingerprintMode::Bytes, Some(boundary)) => {
+        (FingerprintMode::Bytes | FingerprintMode::Protobuf(_), Some(boundary)) => {
             let asked = asked.part(b"multipart").part(payload.encoding());
             boundary.split(payload.data()).fold(asked, Fingerprinter::part).finish()
         }
-        (FingerprintMode::Bytes, None) => {
+        (FingerprintMode::Bytes | FingerprintMode::Protobuf(_), None) => {
             asked.part(b"bytes").part(payload.encoding()).part(payload.data()).finish()
         }
         // An empty body is not invalid JSON: there is nothing to compare.
@@ -124,7 +141,6 @@ fn chosen(parts: &Parts, name: &HeaderName) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::problem::Code;
     use http::Request;
     use http::header::CONTENT_TYPE;
 

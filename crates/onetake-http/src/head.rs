@@ -10,8 +10,9 @@ use onetake_core::clock::Timestamp;
 use onetake_core::{Clock, DerivingSecret, Key, Memo, RecordId, Reference, Scope};
 
 use crate::deadline::{self, Deadline};
+use crate::grpc::CallForm;
 use crate::issued::{self, Use};
-use crate::key::{as_written, key};
+use crate::key::{as_written, key_of_head};
 use crate::layer::LayerState;
 use crate::memo::memo;
 use crate::policy::{InFlight, KeySource, Policy};
@@ -20,7 +21,8 @@ use crate::respond::Refusal;
 use crate::tenant::{Caller, Tenant};
 use crate::trace::Trace;
 
-/// The head of a keyed request: its policy, scope and deadline, and its key if that is in a header.
+/// The head of a keyed request: its policy, scope and deadline, and its key unless that is in the
+/// body.
 pub(crate) struct Head {
     pub(crate) policy: Arc<Policy>,
     /// Tenant and namespace of the key.
@@ -33,6 +35,8 @@ pub(crate) struct Head {
     /// not issued.
     pub(crate) issued_until: Option<Timestamp>,
     pub(crate) deadline: Option<Deadline>,
+    /// The form of a gRPC call. `None` for other requests.
+    pub(crate) form: Option<CallForm>,
 }
 
 /// The key of an operation and the id of its record. The id is derived from the key once.
@@ -72,15 +76,10 @@ impl Head {
         }
         let refused = |problem| Refusal::new(&policy, problem);
         shared.check_outcomes(&policy, parts).map_err(refused)?;
-        let key = match policy.key.source {
-            KeySource::Header | KeySource::Issued => {
-                let Some(key) = key(&parts.headers, &policy.key).map_err(refused)? else {
-                    return Ok(None);
-                };
-                Some(key)
-            }
-            KeySource::Json(_) | KeySource::Derive(_) => None,
-        };
+        let key = key_of_head(parts, &policy).map_err(refused)?;
+        if key.is_none() && !policy.key.source.is_in_body() {
+            return Ok(None);
+        }
         let clock = &**shared.engine.clock();
         let deadline = match Deadline::of(&parts.headers, clock) {
             Ok(deadline) => deadline,
@@ -97,7 +96,8 @@ impl Head {
             caller(&policy.tenant, parts, deadline, clock).await.map_err(refused)?;
         let scope = scope(&policy, tenant);
         let name = key.map(|key| Name::new(&scope, key));
-        let mut head = Self { policy, scope, proof, name, issued_until: None, deadline };
+        let form = CallForm::of(&parts.headers);
+        let mut head = Self { policy, scope, proof, name, issued_until: None, deadline, form };
         head.verify_issued(shared, parts)?;
         Ok(Some(Box::new(head)))
     }
@@ -128,8 +128,14 @@ impl Head {
         self.deadline.map_or(max, |deadline| deadline.left(clock).min(max))
     }
 
+    /// Returns true if the request may be answered with 202. A gRPC call may not: it waits.
     pub(crate) fn is_async(&self) -> bool {
-        matches!(self.policy.in_flight, InFlight::Async(_))
+        matches!(self.policy.in_flight, InFlight::Async(_)) && !self.is_grpc()
+    }
+
+    /// Returns true for a gRPC call. A call of gRPC-Web is ordinary HTTP here.
+    pub(crate) fn is_grpc(&self) -> bool {
+        self.form == Some(CallForm::Grpc)
     }
 
     /// Returns how long the operation may run if it starts now.
@@ -151,8 +157,7 @@ impl Head {
         if self.policy.remember.is_empty() {
             return Memo::default();
         }
-        let is_in_header = matches!(self.policy.key.source, KeySource::Header | KeySource::Issued);
-        let written = if is_in_header { as_written(headers) } else { None };
+        let written = as_written(headers, &self.policy.key.source);
         let written = written.unwrap_or(key.as_str().as_bytes());
         memo(
             &self.policy.remember,
@@ -164,15 +169,15 @@ impl Head {
     }
 }
 
-/// Resolves the caller. A service that is asked for the tenant can take longer than the client's
-/// deadline, so the call ends at the deadline.
+/// Resolves the caller. A service that is asked for the tenant, or for the keys of a token, can take
+/// longer than the client's deadline, so the call ends at the deadline.
 async fn caller(
     tenant: &Tenant,
     parts: &Parts,
     deadline: Option<Deadline>,
     clock: &dyn Clock,
 ) -> Result<Caller, Problem> {
-    let (Tenant::Asked(_), Some(deadline)) = (tenant, deadline) else {
+    let Some(deadline) = deadline.filter(|_| tenant.is_verified()) else {
         return tenant.resolve(parts, clock).await;
     };
     tokio::select! {

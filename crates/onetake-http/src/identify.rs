@@ -2,32 +2,34 @@
 //!
 //! Scope, key, id and fingerprint are computed once. Later steps use the results.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http_body::Body;
-use tokio::sync::OwnedSemaphorePermit;
 
 use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
-use crate::body::{self, BodyRead, ExactEnd, RequestBody};
+use crate::admit::is_final;
+use crate::body::{ExactEnd, RequestBody, RequestTrailers};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
-use crate::head::{Head, Name};
+use crate::head::{Head, Name, uri};
 use crate::key::key_of_body;
 use crate::layer::LayerState;
+use crate::memory::{BodyPermit, Purpose};
 use crate::payload::Payload;
-use crate::policy::InFlight;
+use crate::policy::{InFlight, KeySource};
 use crate::problem::from_engine::overloaded;
 use crate::problem::{Code, Problem};
 use crate::respond::Refusal;
-use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+use crate::service::ATTEMPT_HEADERS;
+use crate::upload::{UploadError, UploadLimits, upload};
+use crate::velocity::{self, Limit};
 
 /// The shortest lease that a deadline leads to. A shorter lease would be renewed all the time.
 const LEASE_MIN: Duration = Duration::from_millis(100);
@@ -42,7 +44,7 @@ pub(crate) struct Received {
     head: Box<Head>,
     parts: Box<Parts>,
     payload: Payload,
-    place: OwnedSemaphorePermit,
+    place: BodyPermit,
 }
 
 /// Result of identifying a request.
@@ -50,16 +52,18 @@ pub(crate) enum Identified<Req> {
     Operation(Box<Identity>),
     /// A request that passes through: its body names no operation and need not, or an outer layer
     /// already runs the operation. Its body is in memory, so it holds a permit too (S19).
-    PassOn(Box<Parts>, RequestBody<Req>, OwnedSemaphorePermit),
+    PassOn(Box<Parts>, RequestBody<Req>, BodyPermit),
 }
 
 /// A request together with the operation that it names.
 pub(crate) struct Identity {
     pub(crate) head: Box<Head>,
     pub(crate) parts: Box<Parts>,
-    pub(crate) payload: Payload,
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) data: Bytes,
+    pub(crate) place: BodyPermit,
     pub(crate) key: Key,
+    /// The velocity limits of the operation, or a problem if its body has no value for one.
+    pub(crate) limits: Result<Vec<Limit>, Problem>,
     pub(crate) operation: Box<Operation>,
 }
 
@@ -68,49 +72,69 @@ impl Head {
     pub(crate) async fn receive<Req>(
         self: Box<Self>,
         shared: &LayerState,
-        parts: Box<Parts>,
+        mut parts: Box<Parts>,
         body: Req,
     ) -> Result<Received, Refusal>
     where
         Req: Body<Data = Bytes>,
     {
-        let place = Arc::clone(&shared.bodies).try_acquire_owned();
-        let place = place.map_err(|_| self.refused(overloaded()))?;
+        let mut place = self.memory(shared, &parts, announced(&body)).await?;
         let ends_exactly = ExactEnd::applies(&parts);
-        let data = self
-            .read_body(shared, body, ends_exactly)
-            .await
-            .map_err(|problem| self.refused(problem))?;
+        let clock = &**shared.engine.clock();
+        let limits = UploadLimits {
+            bytes_max: self.policy.max_request_body,
+            rate_min: shared.body_rate_min,
+            patience: || self.within(self.policy.request_timeout, clock),
+            clock,
+        };
+        let read = upload(body, ends_exactly, &mut place, limits).await;
+        let (data, trailers) =
+            read.map_err(|error| self.refused(self.not_received(shared, error)))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
-        let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
+        if let Some(trailers) = trailers {
+            parts.extensions.insert(RequestTrailers(trailers));
+        }
+        let mut payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
+        if self.is_grpc() {
+            payload.read_as_call(&parts.headers).map_err(|problem| self.refused(problem))?;
+        }
         Ok(Received { head: self, parts, payload, place })
     }
 
-    async fn read_body<Req>(
+    /// Takes memory for the request. If there is none, a retry of a recorded operation gets some of
+    /// the memory for replays.
+    async fn memory(
         &self,
         shared: &LayerState,
-        body: Req,
-        ends_exactly: bool,
-    ) -> Result<Bytes, Problem>
-    where
-        Req: Body<Data = Bytes>,
-    {
-        let clock = &**shared.engine.clock();
-        let max = self.policy.max_request_body;
-        let read = tokio::select! {
-            biased;
-            read = body::read(body, max) => read,
-            () = clock.sleep(self.within(self.policy.request_timeout, clock)) => {
-                let is_over = self.deadline.is_some_and(|deadline| deadline.left(clock).is_zero());
-                return Err(if is_over { deadline::exceeded() } else { incomplete("did not arrive in time") });
-            }
-        };
-        match read {
-            Ok(BodyRead::Whole { is_end: false, .. }) if ends_exactly => {
-                Err(incomplete("broke off"))
-            }
-            Ok(BodyRead::Whole { data, .. }) => Ok(data),
-            Ok(BodyRead::TooLarge { .. }) => {
+        parts: &Parts,
+        announced: usize,
+    ) -> Result<BodyPermit, Refusal> {
+        let begin = |purpose| shared.memory.begin(purpose, parts, self.scope.tenant(), announced);
+        if let Ok(place) = begin(Purpose::Any) {
+            return Ok(place);
+        }
+        // Boxed, so that the futures of other requests do not hold it.
+        if Box::pin(self.is_recorded(shared)).await
+            && let Ok(place) = begin(Purpose::Replay)
+        {
+            return Ok(place);
+        }
+        shared.memory.count_refused();
+        Err(self.refused(overloaded()))
+    }
+
+    /// True if the operation has an outcome. It is known only if the key is in a header.
+    async fn is_recorded(&self, shared: &LayerState) -> bool {
+        let Some(name) = &self.name else { return false };
+        let found = shared.engine.look(name.id).await;
+        found.is_ok_and(|record| record.is_some_and(|record| is_final(&record)))
+    }
+
+    /// The problem of a request whose body was not read.
+    fn not_received(&self, shared: &LayerState, error: UploadError) -> Problem {
+        match error {
+            UploadError::TooLarge => {
+                let max = self.policy.max_request_body;
                 tracing::debug!(
                     route = self.policy.label,
                     max,
@@ -119,11 +143,30 @@ impl Head {
                 let detail = format!(
                     "The body has more than {max} bytes, the maximum of this route for requests with a key. Send a smaller body. Nothing was run."
                 );
-                Err(Problem::new(Code::RequestBodyTooLarge, detail))
+                Problem::new(Code::RequestBodyTooLarge, detail)
             }
-            Err(_) => Err(incomplete("ended early")),
+            UploadError::NoMemory => {
+                shared.memory.count_refused();
+                overloaded()
+            }
+            UploadError::Late => {
+                let clock = &**shared.engine.clock();
+                let is_over = self.deadline.is_some_and(|deadline| deadline.left(clock).is_zero());
+                if is_over { deadline::exceeded() } else { incomplete("did not arrive in time") }
+            }
+            UploadError::Slow => {
+                shared.slow_bodies.increment(1);
+                incomplete("arrived too slowly")
+            }
+            UploadError::Broken => incomplete("ended early"),
+            UploadError::Reset => incomplete("broke off"),
         }
     }
+}
+
+/// Returns the length that a request announces for its body, or 0 if it announces none.
+fn announced(body: &impl Body) -> usize {
+    usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX)
 }
 
 impl Received {
@@ -132,29 +175,41 @@ impl Received {
         let name = match self.head.name.take() {
             Some(name) => Some(name),
             None => {
-                let key = key_of_body(&self.payload, &self.head.policy.key);
+                let policy = &self.head.policy;
+                let key = match &policy.key.source {
+                    KeySource::Grpc(field) => {
+                        field.key(&self.payload, uri(&self.parts).path(), policy.key.required)
+                    }
+                    _ => key_of_body(&self.parts, &self.payload, policy),
+                };
                 let key = key.map_err(|problem| self.head.refused(problem))?;
                 key.map(|key| Name::new(&self.head.scope, key))
             }
         };
         let Some(name) = name else {
             remove_attempt(&mut self.parts);
-            let body = RequestBody::read(self.payload.into_data());
+            let trailers = RequestTrailers::take(&mut self.parts.extensions);
+            let body = RequestBody::read(self.payload.into_data(), trailers);
             return Ok(Identified::PassOn(self.parts, body, self.place));
         };
-        let Self { head, parts, payload, place } = self;
+        let Self { head, mut parts, payload, place } = self;
         let print = fingerprint(&parts, &payload, &head.policy.fingerprint, &head.proof);
         let print =
             print.map_err(|problem| Refusal::new(&head.policy, problem).referring(Some(&name)))?;
+        let limits = velocity::limits(&head.policy, &head.scope, &payload, &shared.secrets);
+        // From here on the body is needed as bytes alone. Read as JSON, it can take twenty times
+        // its size, and the request may wait for a long time.
+        let data = payload.into_data();
         let operation = Box::new(operation(shared, &head, &name, print));
         // An outer layer already runs this operation. Waiting for it here would be a deadlock.
         let outer = OperationContext::of(&parts.extensions).and_then(OperationContext::attempt);
         if outer.is_some_and(|attempt| attempt.id == operation.id) {
-            let body = RequestBody::read(payload.into_data());
+            let trailers = RequestTrailers::take(&mut parts.extensions);
+            let body = RequestBody::read(data, trailers);
             return Ok(Identified::PassOn(parts, body, place));
         }
         let key = name.key;
-        let identity = Identity { head, parts, payload, place, key, operation };
+        let identity = Identity { head, parts, data, place, key, limits, operation };
         Ok(Identified::Operation(Box::new(identity)))
     }
 }
@@ -217,7 +272,7 @@ pub(crate) fn incomplete(what: &str) -> Problem {
 ///
 /// A request that runs without an attempt must not carry the headers of one.
 pub(crate) fn remove_attempt(parts: &mut Parts) {
-    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
+    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE].into_iter().chain(ATTEMPT_HEADERS) {
         parts.headers.remove(name);
     }
 }

@@ -6,15 +6,17 @@ use std::sync::{Arc, OnceLock};
 
 use http::Method;
 use http::request::Parts;
-use tokio::sync::Semaphore;
+use metrics::{Counter as MetricCounter, counter, describe_counter};
 use tower_layer::Layer;
 
 use onetake_core::engine::EngineError;
 use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
+use crate::duplicates::Detector;
 use crate::endpoints::Endpoints;
 use crate::handle::Handles;
 use crate::head;
+use crate::memory::BodyMemory;
 use crate::policy::{InFlight, KeySource, Mistake, Policy, PolicyError};
 use crate::problem::{Problem, misconfigured};
 use crate::routes::{AmbiguousRequest, Routes};
@@ -90,20 +92,35 @@ fn is_covered(tenants: &[Tenant], tenant: &Tenant) -> bool {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HttpLimits {
-    /// The most keyed requests whose bodies are in memory at once. Further requests are refused as
-    /// overloaded.
-    pub bodies_max: usize,
+    /// The most memory for keyed requests, in bytes. Heads and bodies count as they arrive, until
+    /// the outcome is settled. Further requests are refused as overloaded. One tenant gets at most
+    /// two thirds of it, and one [`BodyShare`](crate::BodyShare) about a third.
+    pub body_bytes_max: usize,
+    /// The least rate at which a body arrives, in bytes per second and after five seconds. A slower
+    /// body is refused with 408. 0 is no limit.
+    pub body_rate_min: usize,
     /// The most values that velocity limits remember in this process, at about 200 bytes each.
     /// Above this, the value with the smallest debt is forgotten first: see
     /// [`velocity`](crate::velocity).
     pub velocity_values_max: usize,
+    /// The most payloads that are remembered to find them under another key, at about 250 bytes
+    /// each. Above this, the payload that expires first is forgotten: see
+    /// [`duplicates`](crate::duplicates).
+    pub duplicate_payloads_max: usize,
 }
 
 impl HttpLimits {
-    /// Sets the most keyed requests whose bodies are in memory at once.
+    /// Sets the most memory for keyed requests, in bytes.
     #[must_use]
-    pub const fn bodies_max(mut self, requests: usize) -> Self {
-        self.bodies_max = requests;
+    pub const fn body_bytes_max(mut self, bytes: usize) -> Self {
+        self.body_bytes_max = bytes;
+        self
+    }
+
+    /// Sets the least rate at which a body arrives, in bytes per second.
+    #[must_use]
+    pub const fn body_rate_min(mut self, bytes_per_second: usize) -> Self {
+        self.body_rate_min = bytes_per_second;
         self
     }
 
@@ -113,11 +130,23 @@ impl HttpLimits {
         self.velocity_values_max = values;
         self
     }
+
+    /// Sets the most payloads that are remembered to find them under another key.
+    #[must_use]
+    pub const fn duplicate_payloads_max(mut self, payloads: usize) -> Self {
+        self.duplicate_payloads_max = payloads;
+        self
+    }
 }
 
 impl Default for HttpLimits {
     fn default() -> Self {
-        Self { bodies_max: 4_096, velocity_values_max: 100_000 }
+        Self {
+            body_bytes_max: 256 << 20,
+            body_rate_min: 240,
+            velocity_values_max: 100_000,
+            duplicate_payloads_max: 100_000,
+        }
     }
 }
 
@@ -150,10 +179,15 @@ pub struct OnetakeLayer {
 pub(crate) struct LayerState {
     pub(crate) engine: Engine,
     pub(crate) policies: Box<dyn Resolve>,
-    pub(crate) bodies: Arc<Semaphore>,
+    pub(crate) memory: Arc<BodyMemory>,
+    /// See [`HttpLimits::body_rate_min`].
+    pub(crate) body_rate_min: usize,
+    /// Bodies that were refused because they arrived too slowly.
+    pub(crate) slow_bodies: MetricCounter,
     pub(crate) secrets: Secrets,
     pub(crate) handles: Handles,
     pub(crate) velocity: Arc<Counter>,
+    pub(crate) duplicates: Arc<Detector>,
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
     pub(crate) misfits: MisconfiguredRoutes,
@@ -258,6 +292,12 @@ impl OnetakeLayer {
             );
         }
         self
+    }
+
+    /// Returns the memory that keyed requests take now, in bytes.
+    #[must_use]
+    pub fn body_bytes(&self) -> usize {
+        self.shared.memory.used()
     }
 
     /// Returns the endpoints of this layer as a service, to mount at the outermost router if the
@@ -370,9 +410,9 @@ impl LayerBuilder {
 
     fn build_checked(mut self, has_endpoints: bool) -> Result<OnetakeLayer, PolicyError> {
         let mut mistakes = std::mem::take(&mut self.mistakes);
-        if self.limits.bodies_max == 0 {
+        if self.limits.body_bytes_max == 0 {
             let what = "the value is 0, so no request with a key could be read";
-            mistakes.push(Mistake::new("bodies_max", what, "set a number above 0"));
+            mistakes.push(Mistake::new("body_bytes_max", what, "set a number above 0"));
         }
         let issues_keys = !self.secrets.issued_keys.is_empty();
         let check_issued = |policy: &Policy, mistakes: &mut Vec<Mistake>| {
@@ -422,13 +462,18 @@ impl LayerBuilder {
         if let Some(place) = place {
             velocity.share(place);
         }
+        let clock = Arc::clone(engine.clock());
+        let duplicates = Detector::new(clock, limits.duplicate_payloads_max);
         let shared = LayerState {
             policies,
-            bodies: Arc::new(Semaphore::new(limits.bodies_max)),
+            memory: BodyMemory::new(&limits),
+            body_rate_min: limits.body_rate_min,
+            slow_bodies: slow_bodies(),
             handles: secrets.make_handles(&**engine.rng()),
             engine,
             secrets,
             velocity,
+            duplicates,
             deriving: OnceLock::new(),
             types,
             misfits: MisconfiguredRoutes::default(),
@@ -437,6 +482,12 @@ impl LayerBuilder {
         };
         Ok(OnetakeLayer { shared: Arc::new(shared) })
     }
+}
+
+fn slow_bodies() -> MetricCounter {
+    const NAME: &str = "onetake_slow_bodies_total";
+    describe_counter!(NAME, "Keyed requests refused because their body arrived too slowly.");
+    counter!(NAME)
 }
 
 fn async_without_endpoints() -> Mistake {

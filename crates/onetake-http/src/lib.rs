@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request → policy → key → deadline → tenant → body (bounded) → fingerprint
-//!         → velocity → engine → inner service
+//!         → duplicates → velocity → engine → inner service
 //!                         ↘ replay, 202, or a problem
 //! ```
 //!
@@ -16,10 +16,12 @@ pub mod body;
 mod content_type;
 mod context;
 mod deadline;
+pub mod duplicates;
 mod endpoints;
 pub mod extract;
 mod fail_open;
 pub mod fingerprint;
+pub mod grpc;
 mod handle;
 mod head;
 mod identify;
@@ -28,6 +30,7 @@ pub mod json;
 pub mod key;
 mod layer;
 pub mod memo;
+mod memory;
 mod payload;
 mod pipeline;
 pub mod policy;
@@ -45,23 +48,27 @@ pub mod text;
 mod trace;
 pub mod transaction;
 pub mod typed;
+mod upload;
 pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
 pub use context::{AttemptReport, OperationContext};
+pub use duplicates::{DuplicateAction, DuplicatePayload, ONETAKE_ALLOW_DUPLICATE};
 pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};
+pub use grpc::GrpcCode;
 pub use issued::{IssuingKey, TOKENS};
 pub use layer::{HttpLimits, LayerBuilder, OnetakeLayer, Resolve};
 pub use memo::{MemoField, MemoValues};
+pub use memory::{BodyShare, fair_share};
 pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, Mistake, OnStoreDown, Policy, PolicyError, Preset,
-    PresetValues,
+    PresetValues, RequestValue,
 };
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
 pub use routes::{AmbiguousRequest, PathCase, RouteTable, Routes, TrailingSlash};
 pub use secrets::Secrets;
-pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
+pub use service::{ATTEMPT_HEADERS, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
 #[cfg(feature = "jwt")]
 pub use tenant::jwt::{Jwt, JwtKey, JwtKeySet};

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 
+use crate::grpc::message::{SentMessage, only_message};
 use crate::json::{self, Limits, Value};
 use crate::problem::{Code, Problem};
 
@@ -17,11 +18,63 @@ pub(crate) struct Payload {
     /// The maximum size of a decompressed body, in bytes.
     max: usize,
     json: OnceLock<Result<Value, Problem>>,
+    /// The one message of a gRPC call, with the name of its compression if it is compressed.
+    call: Option<(SentMessage, Vec<u8>)>,
 }
 
 impl Payload {
     pub(crate) fn new(headers: &HeaderMap, data: Bytes, max: usize) -> Self {
-        Self { data, encoding: encoding(headers), max, json: OnceLock::new() }
+        Self { data, encoding: encoding(headers), max, json: OnceLock::new(), call: None }
+    }
+
+    /// Reads the body as the one message of a gRPC call.
+    ///
+    /// # Errors
+    /// A problem for the client, if it is not exactly one message.
+    pub(crate) fn read_as_call(&mut self, headers: &HeaderMap) -> Result<(), Problem> {
+        let sent = only_message(&self.data)?;
+        let encoding = headers.get("grpc-encoding").filter(|_| sent.is_compressed);
+        let encoding = encoding.map(|value| value.as_bytes().trim_ascii().to_ascii_lowercase());
+        let encoding = encoding.unwrap_or_default();
+        if sent.is_compressed && matches!(&*encoding, b"" | b"identity") {
+            let detail = "The message is marked as compressed, and the call has no grpc-encoding. Nothing was run.";
+            return Err(Problem::new(Code::RequestBodyInvalid, detail));
+        }
+        self.call = Some((sent, encoding));
+        Ok(())
+    }
+
+    /// Returns the message of a gRPC call, decompressed. The whole body for other requests.
+    ///
+    /// # Errors
+    /// A problem for the client, if the message is compressed in a way that is not supported, or is
+    /// too large after decompression.
+    pub(crate) fn message(&self) -> Result<Bytes, Problem> {
+        let Some((sent, encoding)) = &self.call else {
+            return Ok(self.data.clone());
+        };
+        decoded(&sent.content, encoding, self.max).map_err(|problem| match problem.code() {
+            Code::RequestEncodingUnsupported => Problem::new(
+                Code::RequestEncodingUnsupported,
+                "This route reads the message of the call. Send it uncompressed, or with grpc-encoding: gzip. Nothing was run.",
+            ),
+            _ => problem,
+        })
+    }
+
+    /// Returns the parts of a gRPC call that are compared: the message, decompressed if its
+    /// compression is supported, and the name of the compression otherwise.
+    pub(crate) fn compared_call(&self) -> Result<Option<(&[u8], Bytes)>, Problem> {
+        let Some((sent, encoding)) = &self.call else {
+            return Ok(None);
+        };
+        match self.message() {
+            Ok(message) => Ok(Some((b"", message))),
+            Err(problem) if problem.code() == Code::RequestEncodingUnsupported => {
+                Ok(Some((encoding, sent.content.clone())))
+            }
+            Err(problem) => Err(problem),
+        }
     }
 
     /// The body as it was received, still compressed.
@@ -78,7 +131,7 @@ fn decoded(data: &Bytes, encoding: &[u8], max: usize) -> Result<Bytes, Problem> 
                 .map_err(|error| {
                     Problem::new(
                         Code::RequestBodyInvalid,
-                        format!("The body is not valid gzip, although Content-Encoding says so: {error}. Nothing was run."),
+                        format!("The body is not valid gzip, although the request says so: {error}. Nothing was run."),
                     )
                 })?;
             if text.len() > max {

@@ -2,7 +2,7 @@
 //!
 //! | step | result | file |
 //! | --- | --- | --- |
-//! | read the head | [`Head`]: policy, tenant, deadline, and the key from a header | `head.rs` |
+//! | read the head | [`Head`]: policy, tenant, deadline, and the key unless it is in the body | `head.rs` |
 //! | read the body | [`Received`]: a whole body, within the route's limits | `identify.rs` |
 //! | identify | [`Identity`]: scope, key, id and fingerprint, each computed once | `identify.rs` |
 //! | decide | [`Admitted`]: no check prevents the operation from running now | `admit.rs` |
@@ -21,7 +21,6 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use crate::BoxError;
@@ -32,15 +31,16 @@ use crate::head::Head;
 use crate::identify::Identified;
 use crate::key;
 use crate::layer::LayerState;
+use crate::memory::BodyPermit;
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
-use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+use crate::service::ATTEMPT_HEADERS;
 use crate::trace::Trace;
 
 /// The next step of a request that is not refused.
 enum NextStep<Req> {
     /// The request has no operation of this layer and goes to the inner service.
-    PassOn(Box<Parts>, RequestBody<Req>, Option<OwnedSemaphorePermit>),
+    PassOn(Box<Parts>, RequestBody<Req>, Option<BodyPermit>),
     Execute(Admitted),
 }
 
@@ -61,7 +61,7 @@ where
     Res::Error: Into<BoxError> + Send,
 {
     match decide(shared, parts, body, trace).await {
-        Err(refusal) => Ok(refusal.respond(trace)),
+        Err(refusal) => Ok(refusal.respond(shared, trace)),
         Ok(NextStep::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
         Ok(NextStep::PassOn(parts, body, _place)) => {
             trace.set_outcome("passed_on");
@@ -91,15 +91,14 @@ where
     let Some(head) = Head::read(shared, &parts, trace).await? else {
         if !is_inside(&parts) {
             // There is no attempt. The inner service must not take a client's headers for one.
-            parts.headers.remove(IDEMPOTENCY_FENCE);
-            parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
+            for name in ATTEMPT_HEADERS {
+                parts.headers.remove(name);
+            }
         }
         let body = RequestBody::untouched(body, ExactEnd::applies(&parts));
         return Ok(NextStep::PassOn(parts, body, None));
     };
-    if head.name.is_some() {
-        key::write_once(&mut parts.headers);
-    }
+    key::write_once(&mut parts.headers, &head.policy.key.source);
     let received = head.receive(shared, parts, body).await?;
     match received.identify(shared)? {
         Identified::PassOn(parts, body, place) => Ok(NextStep::PassOn(parts, body, Some(place))),

@@ -50,10 +50,15 @@ impl Refusal {
         self
     }
 
-    pub(crate) fn respond<Res>(self, trace: &Trace) -> Response<ResponseBody<Res>> {
+    pub(crate) fn respond<Res>(
+        self,
+        shared: &LayerState,
+        trace: &Trace,
+    ) -> Response<ResponseBody<Res>> {
         let RefusedRequest { problem, reference, answers } = *self.0;
         trace.set_problem(problem.code(), reference);
-        answers.tell(problem, reference).map(whole)
+        let rng = &**shared.engine.rng();
+        answers.tell_with(problem, reference, rng).map(whole)
     }
 }
 
@@ -74,7 +79,8 @@ impl Responder<'_> {
     pub(crate) fn problem<Res>(&self, problem: Problem) -> Response<ResponseBody<Res>> {
         let reference = self.id.reference();
         self.trace.set_problem(problem.code(), Some(reference));
-        self.policy.problem_format().tell(problem, Some(reference)).map(whole)
+        let rng = &**self.shared.engine.rng();
+        self.policy.problem_format().tell_with(problem, Some(reference), rng).map(whole)
     }
 
     /// Answers 202: the operation runs, and the client fetches its outcome later.
@@ -135,19 +141,17 @@ impl Responder<'_> {
     /// Answers that the attempt panicked. The terms' `on_unknown` decides whether the answer asks
     /// for a retry.
     pub(crate) fn panicked_in_the_middle<Res>(&self) -> Response<ResponseBody<Res>> {
-        self.panicked(if self.policy.terms.on_unknown.runs_again() {
-            "Retry with the same key."
-        } else {
-            "The operation is not run again."
-        })
+        match self.policy.terms.on_unknown.runs_again() {
+            true => self.panicked("Retry with the same key.", true),
+            false => self.panicked("The operation is not run again.", false),
+        }
     }
 
     /// Answers that the inner service panicked. `then` is the sentence about a retry.
-    pub(crate) fn panicked<Res>(&self, then: &str) -> Response<ResponseBody<Res>> {
-        self.problem(Problem::new(
-            Code::PreviousAttemptFailed,
-            format!("The operation failed while it was running. Its outcome is unknown. {then}"),
-        ))
+    pub(crate) fn panicked<Res>(&self, then: &str, retryable: bool) -> Response<ResponseBody<Res>> {
+        let detail =
+            format!("The operation failed while it was running. Its outcome is unknown. {then}");
+        self.problem(Problem::new(Code::PreviousAttemptFailed, detail).retryable(retryable))
     }
 }
 

@@ -18,7 +18,7 @@ use http::request;
 use http::response::Parts;
 use http::{Request, Response, StatusCode};
 use http_body::Body;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{Verdict, Work};
@@ -26,12 +26,15 @@ use onetake_core::transaction::unfinished;
 use onetake_core::{AttemptId, Cause, Clock, Key, Lease, Recording};
 
 use crate::BoxError;
-use crate::body::{self, BodyRead, RequestBody, ResponseBody};
+use crate::body::{self, BodyRead, RequestBody, RequestTrailers, ResponseBody};
 use crate::context::{AttemptReport, OperationContext};
 use crate::deadline;
+use crate::duplicates::PayloadGuard;
+use crate::grpc::{CallForm, GRPC_STATUS, GrpcCode};
 use crate::head::Head;
 use crate::issued;
 use crate::layer::LayerState;
+use crate::memory::BodyPermit;
 use crate::policy::Policy;
 use crate::problem::from_engine::in_progress;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert, misconfigured};
@@ -85,8 +88,9 @@ pub(crate) struct OperationWork<S, Req> {
     pub(crate) call: Box<InnerCall>,
     /// The permit for the memory of request and response. It is held until the outcome is settled
     /// (S19).
-    pub(crate) place: Option<OwnedSemaphorePermit>,
+    pub(crate) place: Option<BodyPermit>,
     pub(crate) pass: Pass,
+    pub(crate) payload: PayloadGuard,
     /// `false` if the issued key has expired and its record has an outcome. The operation must not
     /// run again, also if that record expires before the claim.
     pub(crate) may_run: bool,
@@ -132,6 +136,7 @@ impl<S, Req> OperationWork<S, Req> {
             call,
             place: None,
             pass: Pass::default(),
+            payload: PayloadGuard::default(),
             may_run: true,
             kept_from: None,
             shared: Arc::clone(shared),
@@ -180,11 +185,15 @@ where
     Res: Body<Data = Bytes> + Send + 'static,
     Res::Error: Into<BoxError> + Send,
 {
-    type Output = (Ran<Res, S::Error>, Option<OwnedSemaphorePermit>);
+    type Output = (Ran<Res, S::Error>, Option<BodyPermit>);
 
     async fn run(mut self, lease: &Lease) -> (Verdict, Self::Output) {
         let place = self.place.take();
+        let payload = self.payload.clone();
         let (verdict, ran) = self.attempt(lease).await;
+        if has_no_effect(&verdict, &ran) {
+            payload.set_kept(false);
+        }
         (verdict, (ran, place))
     }
 }
@@ -202,14 +211,16 @@ impl<S, Req> OperationWork<S, Req> {
         if let Some((verdict, problem)) = self.objection(clock) {
             return (verdict, Ran::NotStarted(problem));
         }
-        let Self { mut inner, call, kept_from, ref shared, started, .. } = self;
+        let Self { mut inner, call, kept_from, ref shared, ref payload, started, .. } = self;
         let (policy, run_max) = (Arc::clone(&call.head.policy), call.head.run_max(clock));
         let (route, has_proof) = (call.transactional_route(), !call.head.proof.is_empty());
+        let form = call.head.form;
         let progress = route.is_some().then(Arc::<Progress>::default);
         let request = call.into_request(shared, lease, progress.clone());
         if lease.start().is_err() {
             return (Verdict::Release, Ran::NotStarted(in_progress()));
         }
+        payload.set_kept(true);
         let _gone = started.map(|started| started.send(()));
         let until = clock.monotonic().saturating_add(run_max);
         let calling = AssertUnwindSafe(async { inner.call(request).await }).catch_unwind();
@@ -231,6 +242,7 @@ impl<S, Req> OperationWork<S, Req> {
                     transaction,
                     route,
                     has_proof,
+                    form,
                 };
                 answered.conclude(response).await
             }
@@ -245,6 +257,17 @@ impl<S, Req> OperationWork<S, Req> {
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => timed_out(transaction),
         }
+    }
+}
+
+/// Returns true if the attempt is known to have had no effect: it was released, or the service
+/// refused it.
+fn has_no_effect<Res, E>(verdict: &Verdict, ran: &Ran<Res, E>) -> bool {
+    let is_refused = |response: &Response<ResponseBody<Res>>| response.status().is_client_error();
+    match (verdict, ran) {
+        (Verdict::Release, _) => true,
+        (Verdict::Complete(_), Ran::Responded(response)) => is_refused(response),
+        _ => false,
     }
 }
 
@@ -279,7 +302,12 @@ impl InnerCall {
             headers.remove(name);
         }
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if head.is_grpc() {
+            headers.insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
+        }
         headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
+        // The service can log the name that clients and operators know.
+        insert(headers, IDEMPOTENCY_REFERENCE, &lease.as_attempt().id.reference().to_string());
         let time_left = match head.deadline {
             Some(_) if head.is_async() => {
                 deadline::remove(headers);
@@ -294,7 +322,8 @@ impl InnerCall {
             .with_attempt(lease.as_attempt(), recorder)
             .with_time_left(time_left)
             .attach(&mut parts);
-        Request::from_parts(*parts, RequestBody::read(data))
+        let trailers = RequestTrailers::take(&mut parts.extensions);
+        Request::from_parts(*parts, RequestBody::read(data, trailers))
     }
 }
 
@@ -315,6 +344,8 @@ struct Answered<'a> {
     ///
     /// [`Caller::proof`]: crate::tenant::Caller::proof
     has_proof: bool,
+    /// The form of a gRPC call. `None` for other requests.
+    form: Option<CallForm>,
 }
 
 impl Answered<'_> {
@@ -327,7 +358,7 @@ impl Answered<'_> {
         let clock = self.shared.engine.clock();
         let mut report = AttemptReport::take(&mut response);
         let ResponseResult { mut disposition, cause, word } =
-            disposition_of(&mut response, &mut report, self.policy);
+            disposition_of(&mut response, &mut report, self.policy, self.form);
         let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
         if report.finished == Some(attempt) {
@@ -354,6 +385,12 @@ impl Answered<'_> {
                 }
             }
         }
+        if let Some(form) = self.form.filter(|_| word.is_none() && self.transaction.is_none())
+            && response.status() == StatusCode::OK
+            && !response.headers().contains_key(GRPC_STATUS)
+        {
+            return self.conclude_call(response, form).await;
+        }
         let is_kept = self.kept_from.is_some_and(|from| clock.monotonic() >= from);
         match disposition {
             // If a client got a 202, or may have got one, the response is recorded instead: the
@@ -361,7 +398,9 @@ impl Answered<'_> {
             Disposition::Release if !is_kept && self.lease.may_release() => {
                 // The fingerprint has the password, which the service refused. The retry with the
                 // right one must not be a mismatch.
-                if self.has_proof && response.status() == StatusCode::UNAUTHORIZED {
+                let is_refused = response.status() == StatusCode::UNAUTHORIZED
+                    || GrpcCode::of(response.headers()) == Some(GrpcCode::Unauthenticated);
+                if self.has_proof && is_refused {
                     self.lease.disown();
                 }
                 (Verdict::Release, Ran::Responded(response.map(ResponseBody::untouched)))
@@ -375,6 +414,66 @@ impl Answered<'_> {
                 self.capture(response, value).await
             }
         }
+    }
+
+    /// Concludes a gRPC call by the status at the end of its response. The response is read first,
+    /// up to its limit.
+    async fn conclude_call<Res, E>(
+        self,
+        response: Response<Res>,
+        form: CallForm,
+    ) -> Concluded<Res, E>
+    where
+        Res: Body<Data = Bytes>,
+        Res::Error: Into<BoxError>,
+    {
+        let clock = self.shared.engine.clock();
+        let (parts, body) = response.into_parts();
+        let read = tokio::select! {
+            biased;
+            read = read_response(body, Some(self.policy.max_response_body)) => read,
+            () = clock.sleep(self.until.saturating_sub(clock.monotonic())) => {
+                return timed_out(None);
+            }
+        };
+        let without_status = || {
+            let cause = "the upstream ended the call without a status".to_owned();
+            (Verdict::Unknown(Cause::Reported(cause)), Ran::Broken(interrupted()))
+        };
+        let (data, mut trailers, is_end) = match read {
+            Err(_) => return without_status(),
+            Ok(BodyRead::Whole { data, trailers, is_end }) => (data, trailers, is_end),
+            // The status comes after the part that fits. The call is not run again, whatever its
+            // status is.
+            Ok(large @ BodyRead::TooLarge { .. }) => {
+                let (recording, body) = recording_of(&parts, large, None);
+                let response = Response::from_parts(parts, body);
+                return (Verdict::Complete(recording), Ran::Responded(response));
+            }
+        };
+        let Some(code) = form.code(&data, trailers.as_ref()) else {
+            return without_status();
+        };
+        let said = trailers.as_mut().and_then(|trailers| trailers.remove(ONETAKE_OUTCOME));
+        let said = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
+        let disposition = said.unwrap_or(self.policy.outcomes.classify_grpc(code));
+        let verdict = match disposition {
+            Disposition::Release if self.lease.may_release() => {
+                if self.has_proof && code == GrpcCode::Unauthenticated {
+                    self.lease.disown();
+                }
+                Verdict::Release
+            }
+            Disposition::Unknown => Verdict::Unknown(answered_with(code)),
+            Disposition::Record | Disposition::Release => {
+                let read = BodyRead::<Res>::Whole { data, trailers, is_end };
+                let (recording, body) = recording_of(&parts, read, None);
+                let response = Response::from_parts(parts, body);
+                return (Verdict::Complete(recording), Ran::Responded(response));
+            }
+        };
+        let body = ResponseBody::whole(data, trailers);
+        (verdict, Ran::Responded(Response::from_parts(parts, body)))
     }
 
     /// Concludes an attempt whose response was recorded by its own transaction. The response is
@@ -420,10 +519,10 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let (parts, body) = response.into_parts();
-        // The handler answered with success and did not use its transaction. If the body ends
-        // early, the attempt may have had its effect.
+        // The handler answered with success without a transaction. If the body ends early, the
+        // attempt may have had its effect.
         let transaction = match self.transaction {
-            Some(Evidence::Unused) if parts.status.is_success() => Some(Evidence::NeverTaken),
+            Some(Evidence::NotBegun) if parts.status.is_success() => Some(Evidence::Unused),
             other => other,
         };
         let max = (!is_stream(&parts.headers)).then_some(self.policy.max_response_body);
@@ -461,6 +560,7 @@ fn disposition_of<Res>(
     response: &mut Response<Res>,
     report: &mut AttemptReport,
     policy: &Policy,
+    form: Option<CallForm>,
 ) -> ResponseResult {
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
     let header = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
@@ -470,12 +570,19 @@ fn disposition_of<Res>(
             (word, Cause::Reported(cause.to_owned()))
         }
         (None, Some(reported)) => (reported, report.cause.take().unwrap_or(Cause::Interrupted)),
-        (None, None) => {
-            let status = response.status();
-            (policy.outcomes.classify(status), Cause::Status(status.as_u16()))
-        }
+        (None, None) => match form.and_then(|_| GrpcCode::of(response.headers())) {
+            Some(code) => (policy.outcomes.classify_grpc(code), answered_with(code)),
+            None => {
+                let status = response.status();
+                (policy.outcomes.classify(status), Cause::Status(status.as_u16()))
+            }
+        },
     };
     ResponseResult { disposition, cause, word: header.or(report.disposition) }
+}
+
+fn answered_with(code: GrpcCode) -> Cause {
+    Cause::Reported(format!("the service answered with the gRPC code {code}"))
 }
 
 /// Returns the verdict on an attempt that ended without a complete response.

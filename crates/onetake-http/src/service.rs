@@ -14,8 +14,10 @@ use tracing::Instrument;
 use crate::BoxError;
 use crate::body::{RequestBody, ResponseBody};
 use crate::endpoints::Endpoint;
+use crate::grpc;
 use crate::layer::LayerState;
 use crate::pipeline;
+use crate::problem::IDEMPOTENCY_REFERENCE;
 use crate::trace::Trace;
 
 /// The request header with the attempt's fence, a number that rises with every attempt of a record.
@@ -23,6 +25,11 @@ pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-f
 /// The request header with the derived key, for the inner service's own calls. It is the same in
 /// every attempt, and never taken from a client.
 pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempotency-derived-key");
+
+/// The request headers that describe an attempt. The inner service trusts them, so they are removed
+/// from every request of a client.
+pub const ATTEMPT_HEADERS: [HeaderName; 3] =
+    [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_REFERENCE];
 
 /// A service that runs each operation once, and answers its retries with the recorded outcome.
 #[derive(Clone)]
@@ -69,6 +76,7 @@ where
         // The span begins here and not at the first poll, because the caller's span may be current
         // during this call only.
         let trace = Arc::new(Trace::begin(request.method()));
+        let call = grpc::is_grpc(request.headers());
         let span = trace.span();
         let endpoint = Endpoint::of(&shared, &request);
         // Boxed, because a future can hold a moved argument in more than one place.
@@ -80,7 +88,10 @@ where
                 None => pipeline::answer(inner, &shared, (parts, body), &trace).await,
             };
             trace.answered(&answer);
-            answer
+            match answer {
+                Ok(response) if call => Ok(grpc::error_of(response, ResponseBody::empty)),
+                answer => answer,
+            }
         };
         if span.is_disabled() { Box::pin(answering) } else { Box::pin(answering.instrument(span)) }
     }

@@ -6,6 +6,8 @@ use std::str::FromStr;
 
 use http::StatusCode;
 
+use crate::grpc::GrpcCode;
+
 /// The way in which an attempt with a response is settled.
 ///
 /// The route's status rules decide. An inner service can decide instead: by the header
@@ -34,18 +36,22 @@ impl FromStr for Disposition {
     }
 }
 
-/// One status (`503`) or a whole class of them (`5xx`).
+/// One status (`503`), a whole class of them (`5xx`), or one code of gRPC (`UNAVAILABLE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StatusPattern {
     /// One status.
     Exact(StatusCode),
     /// All statuses that begin with this digit.
     Class(u16),
+    /// One code of gRPC.
+    Grpc(GrpcCode),
 }
 
-/// The error of a text that is neither a status nor a class.
+/// The error of a text that is neither a status nor a class nor a code of gRPC.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is neither a status such as \"503\" nor a class from \"2xx\" to \"5xx\"")]
+#[error(
+    "`{0}` is neither a status such as \"503\", nor a class from \"2xx\" to \"5xx\", nor a gRPC code such as \"UNAVAILABLE\""
+)]
 pub struct PatternError(String);
 
 impl FromStr for StatusPattern {
@@ -55,7 +61,7 @@ impl FromStr for StatusPattern {
         let pattern = match text.as_bytes() {
             [class @ b'2'..=b'5', b'x', b'x'] => Some(Self::Class(u16::from(class - b'0'))),
             [b'2'..=b'5', b'0'..=b'9', b'0'..=b'9'] => text.parse().ok().map(Self::Exact),
-            _ => None,
+            _ => text.parse().ok().map(Self::Grpc),
         };
         pattern.ok_or_else(|| PatternError(text.to_owned()))
     }
@@ -66,6 +72,7 @@ impl fmt::Display for StatusPattern {
         match self {
             Self::Exact(status) => write!(f, "{}", status.as_u16()),
             Self::Class(class) => write!(f, "{class}xx"),
+            Self::Grpc(code) => code.fmt(f),
         }
     }
 }
@@ -76,6 +83,8 @@ pub struct StatusRules {
     exact: BTreeMap<u16, Disposition>,
     /// The rules for classes, by the first digit of the status.
     classes: BTreeMap<u16, Disposition>,
+    /// The rules for gRPC codes that differ from the built-in ones.
+    grpc: BTreeMap<GrpcCode, Disposition>,
 }
 
 impl StatusRules {
@@ -89,6 +98,7 @@ impl StatusRules {
         Self {
             exact: released.map(|status| (status, Release)).into(),
             classes: [(2, Record), (3, Record), (4, Record), (5, Unknown)].into(),
+            grpc: BTreeMap::new(),
         }
     }
 
@@ -98,15 +108,18 @@ impl StatusRules {
         match pattern {
             StatusPattern::Exact(status) => self.exact.insert(status.as_u16(), disposition),
             StatusPattern::Class(class) => self.classes.insert(class, disposition),
+            StatusPattern::Grpc(code) => self.grpc.insert(code, disposition),
         };
         self
     }
 
-    /// Sets one disposition for every 5xx, including 503.
+    /// Sets one disposition for every 5xx, including 503, and for the gRPC codes that stand for
+    /// them: UNKNOWN, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE and DATA_LOSS.
     #[must_use]
     pub fn with_every_5xx(mut self, disposition: Disposition) -> Self {
         self.exact.retain(|status, _| status / 100 != 5);
         self.classes.insert(5, disposition);
+        self.grpc.extend(GrpcCode::SERVER_ERRORS.map(|code| (code, disposition)));
         self
     }
 
@@ -117,6 +130,14 @@ impl StatusRules {
         let status = status.as_u16();
         let found = self.exact.get(&status).or_else(|| self.classes.get(&(status / 100)));
         found.copied().unwrap_or(Disposition::Unknown)
+    }
+
+    /// Returns the disposition of an attempt with this code of gRPC. The built-in rules record
+    /// codes that say what is wrong with the call, release those that say that it was not handled
+    /// (UNAVAILABLE, RESOURCE_EXHAUSTED, UNAUTHENTICATED), and take others for unknown.
+    #[must_use]
+    pub fn classify_grpc(&self, code: GrpcCode) -> Disposition {
+        self.grpc.get(&code).copied().unwrap_or(code.disposition())
     }
 }
 
@@ -146,6 +167,37 @@ mod tests {
         for code in [500, 501, 502, 504, 599] {
             assert_eq!(classify(&rules, code), Disposition::Unknown, "{code}");
         }
+    }
+
+    #[test]
+    fn the_built_in_rules_for_grpc() {
+        use GrpcCode as C;
+        let rules = StatusRules::new();
+        let of = |disposition: Disposition| -> Vec<GrpcCode> {
+            let all = GrpcCode::ALL.iter().copied();
+            all.filter(|code| rules.classify_grpc(*code) == disposition).collect()
+        };
+        let recorded = [
+            C::Ok,
+            C::InvalidArgument,
+            C::NotFound,
+            C::AlreadyExists,
+            C::PermissionDenied,
+            C::FailedPrecondition,
+            C::OutOfRange,
+            C::Unimplemented,
+        ];
+        assert_eq!(of(Disposition::Record), recorded);
+        let released = [C::ResourceExhausted, C::Unavailable, C::Unauthenticated];
+        assert_eq!(of(Disposition::Release), released);
+        let unknown =
+            [C::Cancelled, C::Unknown, C::DeadlineExceeded, C::Aborted, C::Internal, C::DataLoss];
+        assert_eq!(of(Disposition::Unknown), unknown);
+        let rules = rules.clone().with_every_5xx(Disposition::Release);
+        assert_eq!(rules.classify_grpc(C::Internal), Disposition::Release);
+        assert_eq!(rules.classify_grpc(C::Aborted), Disposition::Unknown);
+        let rules = rules.with("INTERNAL".parse().unwrap(), Disposition::Record);
+        assert_eq!(rules.classify_grpc(C::Internal), Disposition::Record);
     }
 
     #[test]
@@ -181,7 +233,7 @@ mod tests {
 
     #[test]
     fn patterns_are_written_as_they_are_read() {
-        for text in ["2xx", "3xx", "4xx", "5xx", "200", "404", "599"] {
+        for text in ["2xx", "3xx", "4xx", "5xx", "200", "404", "599", "OK", "UNAVAILABLE"] {
             assert_eq!(text.parse::<StatusPattern>().unwrap().to_string(), text);
         }
     }

@@ -6,7 +6,7 @@ use onetake_core::Rate;
 
 use crate::fingerprint::FingerprintMode;
 use crate::json::{Pointer, Selection};
-use crate::policy::KeySource;
+use crate::policy::RequestValue;
 use crate::status::StatusPattern;
 use crate::tenant::Tenant;
 use crate::velocity::By;
@@ -73,7 +73,7 @@ macro_rules! read_text {
 
 read_text! {
     StatusPattern = |text| text.parse().map_err(|_| {
-        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
+        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\", or a gRPC code, such as \"UNAVAILABLE\"";
         TextError::new(text, "not a status that can be recorded", fix)
     });
     HeaderName = |text| text.parse().map_err(|_| {
@@ -85,6 +85,10 @@ read_text! {
     Pointer = |text| Pointer::parse(text).map_err(|error| {
         TextError::new(text, error.to_string(), "write a JSON Pointer, such as \"/order/id\"")
     });
+    RequestValue = |text| match text.starts_with('/') {
+        true => TextOr::<Pointer>::read(text).map(RequestValue::Json),
+        false => text.parse(),
+    };
     Rate = |text| text.parse::<Rate>().map_err(|error| {
         let fix = "write a number and a unit (s, min, h or d), such as \"5/min\"";
         TextError::new(text, error.to_string(), fix)
@@ -128,28 +132,6 @@ fn json_part(text: &str) -> Result<Pointer, TextError> {
     let pointer = pointer
         .ok_or_else(|| TextError::new(text, "not \"tenant\" and not a json: pointer", fix))?;
     Pointer::parse(pointer).map_err(|error| TextError::new(text, error.to_string(), fix))
-}
-
-impl KeySource {
-    /// The key is a string or an integer in the JSON body, by its JSON Pointer, such as `"/id"`.
-    ///
-    /// # Errors
-    /// If the text is not a JSON Pointer. [`Policy::key_from`](crate::Policy::key_from) takes the
-    /// result as it is.
-    pub fn json(pointer: impl TextOr<Pointer>) -> Result<Self, TextError> {
-        pointer.read().map(Self::Json)
-    }
-
-    /// The key is a digest of these members of the JSON body.
-    ///
-    /// # Errors
-    /// If a text is not a JSON Pointer. [`Policy::key_from`](crate::Policy::key_from) takes the
-    /// result as it is.
-    pub fn derive<P: TextOr<Pointer>>(
-        pointers: impl IntoIterator<Item = P>,
-    ) -> Result<Self, TextError> {
-        all(pointers).map(Self::Derive)
-    }
 }
 
 impl FingerprintMode {

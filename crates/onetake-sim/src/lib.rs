@@ -16,6 +16,7 @@
 pub mod blackbox;
 pub mod client;
 pub mod fault_proxy;
+pub mod grpc;
 pub mod history;
 pub mod lossy;
 pub mod model;

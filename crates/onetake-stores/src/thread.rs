@@ -38,8 +38,8 @@ impl<J: Send + 'static> StoreThread<J> {
         job: impl FnOnce(oneshot::Sender<T>) -> J,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        // The callers bound the queue: an engine runs a limited number of operations, and each has at
-        // most one item in a batch.
+        // The callers bound the queue: an engine runs a limited number of operations, and each has
+        // at most one item in a batch.
         self.jobs.send(job(reply)).map_err(|_| self.gone())?;
         answer.await.map_err(|_| self.gone())
     }

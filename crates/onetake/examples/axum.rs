@@ -1,8 +1,7 @@
 //! The smallest API that is safe to retry.
 //!
-//! `cargo run -p onetake --example axum`, then twice
-//! `curl -i localhost:3000/charges -H 'Idempotency-Key: 9b2d7c1e-0f64-4f5b-9a57-1c9f6b1f2d02' -d 10`:
-//! one charge, two answers.
+//! `cargo run -p onetake --example axum`, then twice `curl -i localhost:3000/charges -H
+//! 'Idempotency-Key: 9b2d7c1e-0f64-4f5b-9a57-1c9f6b1f2d02' -d 10`: one charge, two answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

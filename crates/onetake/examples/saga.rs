@@ -2,8 +2,8 @@
 //! the flight is cancelled. It is cancelled once, even if the trip is retried and attempts die at
 //! any point.
 //!
-//! `cargo run -p onetake --example saga --features axum`, then twice
-//! `curl -i localhost:3000/trips -X POST -H 'Idempotency-Key: 5e8c4f0b-7a21-4d3c-b6f8-2a7e9d4c1e03'`.
+//! `cargo run -p onetake --example saga --features axum`, then twice `curl -i localhost:3000/trips
+//! -X POST -H 'Idempotency-Key: 5e8c4f0b-7a21-4d3c-b6f8-2a7e9d4c1e03'`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

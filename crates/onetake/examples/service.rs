@@ -106,25 +106,13 @@ pub(crate) async fn service(url: &str, journal: &Path) -> Result<(Router, Engine
     Ok((app, engine))
 }
 
-/// Resolves at SIGTERM or Ctrl-C.
-async fn stop_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return;
-    };
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = tokio::signal::ctrl_c() => {}
-    }
-}
-
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     tracing_subscriber::fmt().init();
     let (app, engine) = service(&std::env::var("DATABASE_URL")?, Path::new("./journal")).await?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     tracing::info!(address = %listener.local_addr()?, "ready");
-    let served = onetake::serve(listener, app, engine, stop_signal(), PATIENCE).await?;
+    let served = onetake::serve(listener, app, engine, onetake::stop_signal(), PATIENCE).await?;
     tracing::info!(?served, "ended");
     Ok(())
 }

@@ -47,7 +47,7 @@ async fn transfer(
     Json(Asked { from, to, cents }): Json<Asked>,
 ) -> Result<Response, Failed> {
     // A real service takes the connection from a pool.
-    let mut client = connect(&url).await?;
+    let mut client = connect(&url).await.map_err(Failed::unhandled)?;
     let tx = running.begin(&mut client).await?;
     let take = "UPDATE accounts SET cents = cents - $2 WHERE name = $1 AND cents >= $2 AND $2 > 0";
     if tx.execute(take, &[&from, &cents]).await? == 0 {
@@ -67,19 +67,25 @@ async fn transfer(
     Ok(tx.commit(receipt, [message]).await?)
 }
 
-/// An error after which the transaction was rolled back. A 500 is released on this route, so a
-/// retry runs again.
-struct Failed(Box<dyn Error + Send + Sync>);
+/// An error after which nothing was committed, so a retry runs again. After `begin`, a 500 is
+/// released: the transaction was rolled back. Before `begin`, only 503 says that nothing was done.
+struct Failed(StatusCode, Box<dyn Error + Send + Sync>);
+
+impl Failed {
+    fn unhandled(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(StatusCode::SERVICE_UNAVAILABLE, error.into())
+    }
+}
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
     fn from(error: E) -> Self {
-        Self(error.into())
+        Self(StatusCode::INTERNAL_SERVER_ERROR, error.into())
     }
 }
 
 impl IntoResponse for Failed {
     fn into_response(self) -> Response {
-        (StatusCode::INTERNAL_SERVER_ERROR, format!("rolled back: {}\n", self.0)).into_response()
+        (self.0, format!("nothing was transferred: {}\n", self.1)).into_response()
     }
 }
 

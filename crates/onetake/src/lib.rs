@@ -67,7 +67,7 @@ pub use onetake_http::{OnetakeLayer, Policy, Preset, Routes, Tenant};
 #[cfg(feature = "axum")]
 mod serve;
 #[cfg(feature = "axum")]
-pub use serve::{ServeError, Served, serve};
+pub use serve::{ServeError, Served, serve, stop_signal};
 
 /// The layer for HTTP services: policies, tenants, extractors and problems.
 #[cfg(feature = "http")]
@@ -116,7 +116,7 @@ pub mod prelude {
     #[cfg(feature = "http")]
     pub use onetake_http::{
         By, FingerprintMode, HttpLimits, InFlight, KeyFormat, KeySource, OnStoreDown, OnetakeLayer,
-        Policy, PolicyError, Preset, Routes, Secrets, Stored, Tenant, Typed,
+        Policy, PolicyError, Preset, RequestValue, Routes, Secrets, Stored, Tenant, Typed,
     };
 
     #[cfg(feature = "axum")]

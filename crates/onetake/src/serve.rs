@@ -68,8 +68,8 @@ pub enum ServeError {
 ///     .route("/charges", post(|| async { "charged" }))
 ///     .layer(OnetakeLayer::new(engine.clone(), Policy::new().key_required())?);
 /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-/// let stop = async { drop(tokio::signal::ctrl_c().await) };
-/// let served = onetake::serve(listener, app, engine, stop, Duration::from_secs(30)).await?;
+/// let (stop, patience) = (onetake::stop_signal(), Duration::from_secs(30));
+/// let served = onetake::serve(listener, app, engine, stop, patience).await?;
 /// println!("{served:?}");
 /// # Ok(())
 /// # }
@@ -131,6 +131,35 @@ pub async fn serve(
     }
     let is_drained = engine.shutdown(left).await.map_err(ServeError::Close)?;
     Ok(if is_quiet && is_drained { Served::Drained } else { Served::CutOff })
+}
+
+/// Resolves when the process gets SIGTERM (on Unix) or Ctrl-C. Kubernetes and systemd stop a process
+/// with SIGTERM.
+pub async fn stop_signal() {
+    tokio::select! {
+        () = terminated() => {}
+        () = interrupted() => {}
+    }
+}
+
+#[cfg(unix)]
+async fn terminated() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => drop(terminate.recv().await),
+        Err(_no_handler) => std::future::pending().await,
+    }
+}
+
+#[cfg(not(unix))]
+async fn terminated() {
+    std::future::pending().await
+}
+
+async fn interrupted() {
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending().await
+    }
 }
 
 /// Waits until the last answers are sent, or until the patience is over.

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use http::Uri;
+use http::uri::Authority;
+use http::{HeaderValue, Uri};
 use ipnet::IpNet;
 use onetake_stores::url::SCHEMES;
 use onetake_stores::{ServerUrl, StoreUrl, UrlError};
@@ -10,6 +11,7 @@ use rustls::pki_types::ServerName;
 use url::Url;
 
 use super::error::ValueError;
+use super::sections::UpstreamHost;
 use super::table::nearest;
 
 /// Reads the address of a listener.
@@ -58,26 +60,81 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
     Err(ValueError::new("the address has bits set after its prefix", fix))
 }
 
-/// Reads an upstream: `http://host:port` or `https://host:port`, without a path.
+/// Reads an origin as browsers send it: `https://app.example.com`, or `*`.
+pub(super) fn parse_origin(text: &str) -> Result<String, ValueError> {
+    const FIX: &str = "write for example \"https://app.example.com\", or \"*\" for all origins";
+    if text == "*" {
+        return Ok(text.to_owned());
+    }
+    let url = Url::parse(text).ok().filter(|url| url.has_host() && text.contains("://"));
+    let Some(url) = url else {
+        return Err(ValueError::new("not an origin", FIX));
+    };
+    // Only http and https have an origin in the sense of that type. Apps have other schemes.
+    let sent = match url.origin().ascii_serialization() {
+        null if null == "null" => {
+            let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+            format!("{}://{}{port}", url.scheme(), url.host_str().unwrap_or_default())
+        }
+        origin => origin,
+    };
+    match sent == text {
+        true => Ok(sent),
+        false => {
+            let fix = format!("write \"{sent}\", as browsers send it");
+            let what = "an origin is a scheme and a host in lower case, and a port if it is not the usual one";
+            Err(ValueError::new(what, fix).hiding_value(text.contains('@')))
+        }
+    }
+}
+
+/// Reads an upstream: `http://host:port`, `https://host:port`, or `h2c://host:port` for HTTP/2
+/// without TLS, with a path in front of the paths of requests or without.
 pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
-    const FIX: &str = "write for example \"http://127.0.0.1:3000\"";
+    const FIX: &str = "write for example \"http://127.0.0.1:3000\", or \"h2c://127.0.0.1:50051\" for gRPC without TLS";
     let bad = |what: &str, fix: &str| ValueError::new(what, fix).hiding_value(text.contains('@'));
     if !text.contains(['/', '@']) && http_url(&format!("http://{text}")).is_ok() {
         let fix = format!("did you mean \"http://{text}\"?");
         return Err(bad("the URL has no scheme", &fix));
     }
+    if let Some(rest) = text.strip_prefix("h2c://") {
+        let mut parts = parse_upstream(&format!("http://{rest}"))?.into_parts();
+        parts.scheme = "h2c".parse().ok();
+        return Uri::from_parts(parts).map_err(|_| bad("not a valid URL", FIX));
+    }
     let url = http_url(text).map_err(|what| bad(what, FIX))?;
     if url.query().is_some() || url.fragment().is_some() {
         return Err(bad("the URL of an upstream must not have a query or a fragment", FIX));
     }
-    if url.path() != "/" {
-        let fix = format!(
-            "write \"{}\": requests keep their own paths",
-            url.origin().ascii_serialization()
-        );
-        return Err(bad("the URL of an upstream must not have a path", &fix));
+    // Not `url.path()`: it has no dot segments any more.
+    let path = text.splitn(4, '/').nth(3).unwrap_or_default();
+    let is_plain = |segment: &str| {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"_~-.".contains(&byte);
+        segment.bytes().all(is_word) && !segment.is_empty() && !segment.starts_with('.')
+    };
+    let segments = path.strip_suffix('/').unwrap_or(path);
+    if !path.is_empty() && !segments.split('/').all(is_plain) {
+        let fix = "write for example \"http://127.0.0.1:3000/api/v2\", with letters, digits and - _ . ~ alone";
+        return Err(bad("the path of an upstream is not plain", fix));
     }
     to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
+}
+
+/// Reads the host that upstreams are told.
+pub(super) fn parse_upstream_host(text: &str) -> Result<UpstreamHost, ValueError> {
+    let is_host = text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:[]-".contains(&byte))
+        && text.parse::<Authority>().is_ok();
+    match (text, HeaderValue::from_str(text)) {
+        ("pass", _) => Ok(UpstreamHost::Pass),
+        ("upstream", _) => Ok(UpstreamHost::Upstream),
+        (_, Ok(host)) if is_host => Ok(UpstreamHost::Name(host)),
+        _ => {
+            let fix = "write \"pass\" for the client's host, \"upstream\" for the host of the upstream's \
+                       URL, or a host such as \"api.example.com\"";
+            Err(ValueError::new("not a host", fix))
+        }
+    }
 }
 
 /// Reads the URL of a service for credentials or outcomes; `fix` says what to write instead.
@@ -165,6 +222,8 @@ mod tests {
             "https://api",
             "https://127.0.0.1:3000/",
             "https://[::1]",
+            "https://api/v1",
+            "http://api/charges_2/v1.2~-/",
         ] {
             assert!(parse_upstream(text).is_ok(), "{text}");
         }
@@ -173,14 +232,16 @@ mod tests {
             ("localhost:3000", "did you mean \"http://localhost:3000\"?"),
             ("127.0.0.1:3000", "did you mean \"http://127.0.0.1:3000\"?"),
             ("ftp://api", "not an http:// or https:// URL"),
-            ("https://api/v1", "write \"https://api\""),
             ("https://a..b", "in a certificate"),
             ("http://", "host is missing"),
             ("http://:3000", "host is missing"),
             ("http://api:0", "not a valid host and port"),
             ("http://api:99999", "port"),
             ("http://api:", "not a valid host and port"),
-            ("http://api/v1", "write \"http://api\""),
+            ("http://api/../v1", "not plain"),
+            ("http://api/v1%2f", "not plain"),
+            ("http://api//v1", "not plain"),
+            ("http://api/v1//", "not plain"),
             ("http://api?x", "must not have a query"),
             ("http://api/#x", "must not have a query"),
             ("http://a b", "not a valid URL"),

@@ -7,7 +7,7 @@ use http::Uri;
 use http::uri::Scheme;
 use onetake_core::OnUnknown;
 use onetake_http::routes::{RoutePattern, never_reached};
-use onetake_http::{InFlight, KeySource, Preset, Tenant};
+use onetake_http::{InFlight, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
 use onetake_stores::StoreUrl;
 
@@ -17,7 +17,7 @@ use super::reconcile::{Placeholder, Template};
 use super::sections::{File, RelayOptions, Sink};
 use super::tenant::TenantOption;
 use super::tree::TomlNode;
-use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig};
+use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig, StoreTimeouts};
 
 /// Default folder of the journal, for outcomes that the store has not accepted at shutdown.
 const JOURNAL_FOLDER: &str = "onetake-journal";
@@ -33,7 +33,7 @@ pub(super) struct Checks<'c, 'a> {
 
 impl Checks<'_, '_> {
     /// Reports an error of `field`, at the position of the value at `at`.
-    fn refuse(&mut self, at: &str, field: &str, fault: ValueError) {
+    pub(super) fn refuse(&mut self, at: &str, field: &str, fault: ValueError) {
         let node = self.tree.get(at);
         let place = node.map_or(Origin::Absent, |node| node.at.clone());
         let value = node.filter(|_| at == field).and_then(TomlNode::shown);
@@ -76,13 +76,21 @@ impl Checks<'_, '_> {
         let admin = self.admin(&file);
         let store = self.store(&file);
         self.lossy(&store, &file.route);
-        let defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
+        let mut defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
+        let shared_set = file.defaults.descriptor_set.clone();
+        let shared_set = shared_set.as_ref().map(|set| (set, "defaults"));
+        self.read_messages("defaults", shared_set, None, &mut defaults);
         let nothing = PolicyOptions::default();
         self.policy("defaults", &file.defaults, &nothing, &defaults, None, &store.url);
         let (mut routes, mut patterns) = (Vec::new(), Vec::<RoutePattern>::new());
         for (index, route) in file.route.into_iter().enumerate() {
             let path = format!("route[{index}]");
-            let settings = Settings::new(&route.policy, route.preset, &file.defaults);
+            let mut settings = Settings::new(&route.policy, route.preset, &file.defaults);
+            let pattern = route.pattern.clone().with_rules(settings.policy.paths);
+            settings.policy.path = Some(pattern.path.clone());
+            let own_set = route.policy.descriptor_set.clone();
+            let set = own_set.as_ref().map(|set| (set, path.as_str())).or(shared_set);
+            self.read_messages(&path, set, Some(&route.pattern), &mut settings);
             self.tenant_named(&path, &route, &file.defaults);
             self.policy(
                 &path,
@@ -94,8 +102,7 @@ impl Checks<'_, '_> {
             );
             // If there is no upstream at all, that was reported once for all routes.
             let own = route.policy.upstream.or_else(|| upstream.clone());
-            let RouteOptions { pattern, preset, .. } = route;
-            let pattern = pattern.with_rules(settings.policy.paths);
+            let preset = route.preset;
             let is_covered = |earlier: &&RoutePattern| earlier.covers(&pattern);
             if let Some(earlier) = patterns.iter().find(is_covered) {
                 let mistake = never_reached(earlier);
@@ -105,6 +112,11 @@ impl Checks<'_, '_> {
             patterns.push(pattern.clone());
             routes.extend(own.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
+        let settings = routes.iter().map(|route: &Route| &route.settings).chain([&defaults]);
+        let largest = settings.map(|settings| settings.policy.max_request_body).max();
+        if let Some(fault) = file.limits.too_little_memory(largest.unwrap_or_default()) {
+            self.refuse("limits.max_body_memory", "limits.max_body_memory", fault);
+        }
         let is_https = |sink: &Sink| matches!(sink, Sink::Webhook(url) if url.scheme() == Some(&Scheme::HTTPS));
         Some(Config {
             has_https_relay: file.relay.sink.as_ref().is_some_and(is_https),
@@ -113,6 +125,7 @@ impl Checks<'_, '_> {
             ext_proc: file.ext_proc,
             store,
             sweep: file.sweep,
+            limits: file.limits,
             secrets: file.secrets,
             defaults,
             routes,
@@ -199,7 +212,14 @@ impl Checks<'_, '_> {
             _ => Some(PathBuf::from(JOURNAL_FOLDER)),
         });
         let encryption = file.secrets.encryption.clone();
-        StoreConfig { url, filter, allow_lossy: file.store.allow_lossy, journal, encryption }
+        let timeouts = StoreTimeouts {
+            connect: file.store.connect_timeout,
+            command: file.store.timeout,
+            claim: file.store.claim_timeout,
+            settle: file.store.settle_timeout,
+        };
+        let (allow_lossy, memory_bytes) = (file.store.allow_lossy, file.limits.max_store_memory);
+        StoreConfig { url, filter, allow_lossy, journal, timeouts, encryption, memory_bytes }
     }
 
     /// Refuses Redis alone as the store for payments, unless the operator allows it.
@@ -230,9 +250,9 @@ impl Checks<'_, '_> {
             );
             self.refuse(&format!("{path}.preset"), &format!("{path}.tenant"), fault);
         }
-        let source = defaults.key.source().filter(|_| route.policy.key.from.is_none());
+        let source = defaults.key.source.as_ref().filter(|_| route.policy.key.source.is_none());
         let has_form = route.policy.key.format.is_some() || route.policy.key.min_length.is_some();
-        if has_form && source.is_some_and(|source| source != KeySource::Header) {
+        if has_form && source.is_some_and(|source| !source.is_header()) {
             let what = "`format` and `min_length` apply only to keys with from = \"header\", and [defaults] has another `from`";
             let fix = "write from = \"header\" next to them, or remove them";
             self.refuse("", &format!("{path}.key"), ValueError::new(what, fix));
@@ -252,11 +272,12 @@ impl Checks<'_, '_> {
     ) {
         self.statuses(path, own);
         let layers = [(path, own), ("defaults", weaker)];
-        let source = layers.iter().find(|(_, layer)| layer.key.from.is_some());
+        let source = layers.iter().find(|(_, layer)| layer.key.source.is_some());
         for mistake in settings.policy.check() {
             let field = format!("{path}.{}", mistake.option);
             let (at, fix) = match (mistake.option, source) {
-                // The fault of a ttl for reconciliation is told below, with the times of the service that is asked.
+                // The error of a ttl for reconciliation is reported below, with the times of the
+                // service that is asked.
                 ("ttl", _) => continue,
                 ("tenant", Some((at, _))) => (
                     format!("{at}.key.from"),

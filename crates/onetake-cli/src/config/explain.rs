@@ -91,6 +91,7 @@ fn built_in(
     let upstream = route.map(|(_, route)| &route.upstream).or(config.gateway.upstream.as_ref());
     let value = match path {
         "grace" => format!("\"{}\"", show_duration(policy.terms.grace)),
+        "key.min_length" => policy.key.length_min().to_string(),
         "key.required" => policy.key.required.to_string(),
         "statuses.mismatch" if policy.errors == Dialect::Stripe => "400".to_owned(),
         "fingerprint.mode" => "\"bytes\"".to_owned(),

@@ -33,8 +33,8 @@ pub(super) enum Shape {
     Integer(usize, usize),
     /// A duration within bounds, both included.
     Duration(&'static str, &'static str),
-    /// A size of a body, with a unit or in bytes.
-    Size,
+    /// A size within bounds, both included, with a unit or in bytes.
+    Size(&'static str, &'static str),
     /// A string that matches a regular expression from its first to its last character. A pattern
     /// never refuses a string that the form accepts. It has no look-around, which not every
     /// validator has.
@@ -142,18 +142,25 @@ pub(super) fn duration(
     Form::new(Shape::Duration(min, max), read).shown(show)
 }
 
+/// The size of a body.
 pub(super) fn size() -> Form<usize> {
-    let read = |value: &Value<'_>, problems: &mut Problems<'_>| {
+    size_within("1B", "64MiB")
+}
+
+/// A size within bounds, both included.
+pub(super) fn size_within(min: &'static str, max: &'static str) -> Form<usize> {
+    let read = move |value: &Value<'_>, problems: &mut Problems<'_>| {
         let parsed = match &value.node.kind {
             // The number may be written in hexadecimal; one that does not fit is out of bounds.
             TomlType::Integer(text, number) => {
-                units::parse_size(&number.map_or(text.clone(), |n| n.to_string()))
+                units::parse_size(&number.map_or(text.clone(), |n| n.to_string()), min, max)
             }
-            _ => units::parse_size(value.text("\"1MiB\"", problems)?),
+            _ => units::parse_size(value.text("\"1MiB\"", problems)?, min, max),
         };
         parsed.map_or_else(|fault| value.refuse(fault, problems), Some)
     };
-    Form::new(Shape::Size, read).shown(|bytes| format!("\"{}\"", units::show_size(*bytes)))
+    Form::new(Shape::Size(min, max), read)
+        .shown(|bytes| format!("\"{}\"", units::show_size(*bytes)))
 }
 
 /// One of a few words.
@@ -221,7 +228,7 @@ pub(super) fn listen() -> Form<SocketAddr> {
 }
 
 pub(super) fn upstream() -> Form<Uri> {
-    let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?/?";
+    let pattern = r"(https?|h2c)://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*/?";
     text(pattern, "\"http://127.0.0.1:3000\"", parse_upstream)
 }
 

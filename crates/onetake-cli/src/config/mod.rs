@@ -24,6 +24,9 @@ mod error;
 mod explain;
 mod fall_through;
 mod form;
+mod key;
+mod limits;
+mod messages;
 mod policy;
 mod reader;
 mod reconcile;
@@ -41,19 +44,21 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
-use onetake_http::{OnStoreDown, Tenant};
+use onetake_http::{OnStoreDown, RequestValue, Tenant};
 use onetake_relay::{RelayOptions, WebhookSecret};
 use serde_json::{Value as Json, json};
 
 pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
+pub use limits::Limits;
 pub use onetake_http::Preset;
 pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use sections::{
-    Admin, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched, UpstreamTls,
+    Admin, Cors, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched,
+    UpstreamHost, UpstreamTls,
 };
 pub use tenant::ForwardAuth;
 
@@ -249,7 +254,7 @@ pub fn purposes(text: &str) -> Purposes {
             fields.iter().any(|field| field.name != "upstream_tls")
         }
         ("defaults" | "route", _) => !ext_proc,
-        (name, _) => name == "gateway",
+        (name, _) => ["gateway", "limits"].contains(&name),
     };
     let is_other = ext_proc || relay;
     Purposes { gateway: !is_other || sections.iter().any(is_gateways), ext_proc, relay }
@@ -283,6 +288,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[sweep]`: deletion of expired records.
     pub sweep: Sweep,
+    /// `[limits]`: limits on connections, requests and memory.
+    pub limits: Limits,
     /// `[secrets]`: secrets of the operator.
     pub secrets: SecretsConfig,
     /// The settings of a POST or PATCH that no route matches.
@@ -307,6 +314,19 @@ impl Config {
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
+            let policy = &route.settings.policy;
+            let values = policy.key.source.values();
+            let is_in_target =
+                |it: &RequestValue| matches!(it, RequestValue::Path(_) | RequestValue::Query(_));
+            if policy.duplicate_payload.is_some()
+                && !values.is_empty()
+                && values.iter().all(is_in_target)
+            {
+                warnings.push(format!(
+                    "route[{index}] ({}) has duplicate_payload without effect: its key is in the path or the query, so a request with another key is another payload",
+                    route.pattern
+                ));
+            }
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
             let name = format!("route[{index}] ({}, preset \"{preset}\")", route.pattern);
             if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
@@ -376,8 +396,25 @@ pub struct StoreConfig {
     /// Local folder for outcomes that the store has not accepted at shutdown; `None` for the memory
     /// store.
     pub journal: Option<PathBuf>,
+    /// The timeouts of the store.
+    pub timeouts: StoreTimeouts,
     /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
     pub encryption: Vec<Secret>,
+    /// `[limits] max_store_memory`: the memory of the embedded store, in bytes.
+    pub memory_bytes: usize,
+}
+
+/// The timeouts of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreTimeouts {
+    /// The longest time until a connection to a server is established.
+    pub connect: Duration,
+    /// The longest time for one statement or command of a server.
+    pub command: Duration,
+    /// The longest time that a request waits for its claim.
+    pub claim: Duration,
+    /// The longest time that a request waits until its outcome is saved.
+    pub settle: Duration,
 }
 
 /// `[relay]`, and the other sections that a relay needs.

@@ -1,28 +1,32 @@
 //! `[[route]]` and `[defaults]`: the options of a policy, and the policy that their layers make.
 //!
-//! A route's own options are the strongest layer, then its preset's, then those of `[defaults]`. The built-in values
-//! are those of [`Policy::default`]: there is one policy for the file and for Rust.
+//! A route's own options are the strongest layer, then its preset's, then those of `[defaults]`.
+//! The built-in values are those of [`Policy::default`]: there is one policy for the file and for
+//! Rust.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, StatusCode, Uri};
+use onetake_http::grpc::{MessageField, ProtobufFingerprint, Schema};
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
 use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
 use onetake_http::velocity::Rate;
 use onetake_http::{
-    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown,
-    PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
+    By, Dialect, Disposition, DuplicateAction, DuplicatePayload, FingerprintMode, InFlight,
+    OnStoreDown, PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
 };
 use serde_json::json;
 
 use super::error::{Problems, ValueError};
 use super::form::{
-    Form, Shape, boolean, duration, header_name, integer, list, parse_part, pointer, size, table,
+    Form, Shape, duration, file, header_name, integer, list, parse_part, pointer, size, table,
     text, upstream, words,
 };
+use super::key::{KeyOptions, key};
 use super::reader::{Section, Value};
 use super::reconcile::{Reconcile, reconcile};
 use super::table::{Layered, Table, TableInfo, table};
@@ -37,24 +41,29 @@ table! {
     layered
     /// The options that routes and `[defaults]` share.
     pub(super) struct PolicyOptions [Clone, Debug, Default] ("[defaults]", "[defaults]") {
-        /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see [Paths](#paths).
+        /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see
+        /// [Paths](#paths).
         path_case: Option<PathCase> = words(&PATH_CASES).at(|policy| &mut policy.paths.case),
         /// Whether `/charges/` and `/charges` are the same path, or different ones.
         trailing_slash: Option<TrailingSlash> = words(&TRAILING_SLASHES)
             .at(|policy| &mut policy.paths.trailing_slash),
-        /// A word that separates the keys of this route from the keys of others: up to 64 letters, digits and
-        /// `- _ . : /`.
+        /// A word that separates the keys of this route from the keys of others: up to 64 letters,
+        /// digits and `- _ . : /`.
         namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
             .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
         /// The source of the key, and its format: see [Keys](#keys).
-        key: KeyOptions = table::<KeyOptions>().then(key).or_default().applied(apply_key)
+        key: KeyOptions = key().or_default().applied(KeyOptions::apply)
             .else_says("the header; required for `payment` and `high-consequence`"),
         /// The owner of the key: see [Tenants](#tenants).
         tenant: Option<TenantOption> = tenant().optional()
             .else_says("the credential if there is one, else public"),
-        /// The parts of a request that make two requests the same: see [Fingerprints](#fingerprints).
+        /// The parts of a request that make two requests the same: see
+        /// [Fingerprints](#fingerprints).
         fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
             .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
+        /// The types of gRPC messages: a file that `protoc --include_imports --descriptor_set_out=FILE` writes.
+        /// See [Keys](#keys).
+        descriptor_set: Option<PathBuf> = file("\"billing.pb\"").optional(),
         /// The time for which an outcome is kept.
         ttl: Option<Duration> = duration("1s", "400d", "24h").at(|policy| &mut policy.terms.ttl),
         /// The time for which an attempt may run without renewing its lease.
@@ -67,22 +76,29 @@ table! {
         /// The time to wait for an attempt that is in progress.
         wait_timeout: Option<Duration> = duration("0s", "5m", "5s").optional()
             .else_says(&format!("\"{}\"", show_duration(WAIT_TIMEOUT))),
-        /// The answer to a retry whose outcome is unknown: say so and never run again, ask a service
-        /// (see [Reconciling](#reconciling)), or run again, which is only for operations that are harmless to repeat.
+        /// The answer to a retry whose outcome is unknown: say so and never run again, ask a
+        /// service (see [Reconciling](#reconciling)), or run again, which is only for operations
+        /// that are harmless to repeat.
         on_unknown: Option<OnUnknown> = words(&ON_UNKNOWN).at(|policy| &mut policy.terms.on_unknown),
-        /// The service that knows outcomes, for `on_unknown = "reconcile"`: see [Reconciling](#reconciling).
+        /// The service that knows outcomes, for `on_unknown = "reconcile"`: see
+        /// [Reconciling](#reconciling).
         reconcile: Option<Reconcile> = reconcile().optional(),
         /// The behaviour while the store is unreachable: 503, or a run without a record
         /// (see [While the store is unreachable](#while-the-store-is-unreachable)).
         on_store_down: Option<OnStoreDown> = words(&ON_STORE_DOWN).at(|policy| &mut policy.on_store_down),
         /// Limits on new operations: see [Velocity](#velocity).
         velocity: Option<Vec<Velocity>> = velocity().at(|policy| &mut policy.velocity),
+        /// The treatment of a payload that the same tenant sent under another key a short time ago: see
+        /// [Re-keyed retries](#re-keyed-retries).
+        duplicate_payload: Option<Option<DuplicatePayload>> = duplicate_payload()
+            .at(|policy| &mut policy.duplicate_payload).else_says("off"),
         /// The URL for the requests of this route.
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
         /// The time for the whole response of the upstream.
         upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.upstream_timeout),
-        /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most specific entry
-        /// counts, built-in ones included: see [What becomes of an attempt](#what-becomes-of-an-attempt).
+        /// Statuses whose response is recorded and replayed, such as `"404"`, `"4xx"`, or a code of
+        /// gRPC such as `"NOT_FOUND"`. The most specific entry counts, built-in ones included: see
+        /// [What becomes of an attempt](#what-becomes-of-an-attempt).
         record: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
         /// Statuses after which a retry runs again.
         release: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
@@ -95,7 +111,8 @@ table! {
         statuses: Statuses = table().or_default().applied(|policy, statuses: Statuses| statuses.apply(policy)),
         /// The largest request with a key. A larger request is refused with 413.
         max_request_body: Option<usize> = size().at(|policy| &mut policy.max_request_body),
-        /// The largest response that is recorded. A larger response is passed on, and cannot be replayed.
+        /// The largest response that is recorded. A larger response is passed on, and cannot be
+        /// replayed.
         max_response_body: Option<usize> = size().at(|policy| &mut policy.max_response_body),
     }
 }
@@ -103,15 +120,16 @@ table! {
 table! {
     /// The options that only routes have.
     struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
-        /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which `{id}` is one
-        /// segment and `{*rest}` the rest.
+        /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in
+        /// which `{id}` is one segment and `{*rest}` the rest. Or `grpc` and a method of gRPC, such
+        /// as `grpc billing.v1.Payments/Charge`; `/*` is every method of the service.
         r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
         /// Values for a use case: see [Presets](#presets).
         preset: Option<Preset> = words(&Preset::ALL).optional(),
     }
 }
 
-const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
+const MATCH: &str = r"\s*grpc\s+[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*/(\*|[A-Za-z_][0-9A-Za-z_]*)\s*|\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
 
 fn parse_match(text: &str) -> Result<RoutePattern, ValueError> {
     RoutePattern::parse(text).map_err(|error| ValueError::new(error.what, error.fix))
@@ -185,8 +203,7 @@ impl Settings {
         };
         let mut policy = Policy::default();
         policy.outcomes = route.classify(outcomes);
-        let (tenant, reconcile, required) =
-            (all.tenant.clone(), all.reconcile.clone(), all.key.required);
+        let (tenant, reconcile) = (all.tenant.clone(), all.reconcile.clone());
         let wait = all.wait_timeout.unwrap_or(WAIT_TIMEOUT);
         policy.in_flight = match all.in_flight {
             None | Some(InFlightOption::Reject) => InFlight::Reject,
@@ -196,13 +213,6 @@ impl Settings {
         let grace = all.grace;
         all.apply(&mut policy);
         policy.terms.grace = grace.unwrap_or(policy.terms.lease);
-        if policy.key.source != KeySource::Header {
-            // Those of a weaker layer, for keys from a header.
-            let header = Policy::default().key;
-            (policy.key.format, policy.key.min_length) = (header.format, header.min_length);
-        }
-        // Keys that are not in a header are not forgotten by accident only.
-        policy.key.required = required.unwrap_or(policy.key.source != KeySource::Header);
         let forward_auth = match tenant {
             Some(TenantOption::ForwardAuth(auth)) => {
                 policy.tenant = Tenant::Custom(Arc::new(|_| None));
@@ -271,9 +281,11 @@ fn parse_namespace(text: &str) -> Result<String, ValueError> {
     }
 }
 
+const STATUS: &str = "[2-5](xx|[0-9]{2})|OK|CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|UNAUTHENTICATED";
+
 fn statuses() -> Form<Vec<StatusPattern>> {
-    let one = text("[2-5](xx|[0-9]{2})", "\"404\"", |text| {
-        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
+    let one = text(STATUS, "\"404\"", |text| {
+        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\", or a gRPC code, such as \"UNAVAILABLE\"";
         text.parse().map_err(|_| ValueError::new("not a status that can be recorded", fix))
     });
     list(one, ANY, "[\"5xx\"]")
@@ -296,109 +308,18 @@ fn problem_status() -> Form<Option<StatusCode>> {
     integer(400, 599).map(|number| StatusCode::from_u16(u16::try_from(number).ok()?).ok())
 }
 
-fn apply_key(policy: &mut Policy, key: KeyOptions) {
-    policy.key.source = key.source().unwrap_or_default();
-    key.apply(policy);
-}
-
-table! {
-    layered
-    /// `key`
-    pub(super) struct KeyOptions [Clone, Debug, Default] ("key", "{ from = \"header\", required = true }", json!({ "oneOf": [
-        // Options that belong to another source would be without effect.
-        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false } },
-        { "properties": { "from": { "const": "json" }, "parts": false, "format": false, "min_length": false },
-          "required": ["from", "pointer"] },
-        { "properties": { "from": { "const": "derive" }, "pointer": false, "format": false, "min_length": false },
-          "required": ["from", "parts"] },
-        { "properties": { "from": { "const": "issued" }, "pointer": false, "parts": false, "format": false,
-                          "min_length": false }, "required": ["from"] },
-        { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
-    ] })) {
-        /// The source of the key: the header, a value in the JSON body, a digest of values in the JSON body, or a key
-        /// that the gateway issued.
-        from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
-        /// Whether a request without a key is refused.
-        required: Option<bool> = boolean().optional()
-            .else_says("`false` for a header, except for `payment` and `high-consequence`; else `true`"),
-        /// The format of a key from a header.
-        format: Option<KeyFormat> = words(&FORMATS).at(|policy| &mut policy.key.format),
-        /// The shortest key from a header, in characters.
-        min_length: Option<usize> = integer(1, 255).at(|policy| &mut policy.key.min_length),
-        /// The key in the JSON body, as a JSON Pointer, for `from = "json"`.
-        pointer: Option<Pointer> = pointer().optional(),
-        /// The values that name the operation, such as `"json:/order_id"`, for `from = "derive"`.
-        parts: Option<Vec<Pointer>> = list(text("json:/([^~]|~[01])*", "\"json:/order_id\"", parse_part), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Source {
-    Header,
-    Json,
-    Derive,
-    Issued,
-}
-
-const SOURCES: [(&str, Source); 4] = [
-    ("header", Source::Header),
-    ("json", Source::Json),
-    ("derive", Source::Derive),
-    ("issued", Source::Issued),
-];
-const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
-
-impl KeyOptions {
-    /// The source of the key, if `from` is written. Options of another source come from a weaker layer.
-    pub(super) fn source(&self) -> Option<KeySource> {
-        Some(match self.from? {
-            Source::Header => KeySource::Header,
-            Source::Issued => KeySource::Issued,
-            Source::Json => KeySource::Json(self.pointer.clone()?),
-            Source::Derive => KeySource::Derive(self.parts.clone()?),
-        })
-    }
-}
-
-/// Refuses options that belong to another source, and a source without the option that it needs.
-fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<KeyOptions> {
-    let is_header = matches!(key.from, None | Some(Source::Header));
-    let foreign = [
-        ("pointer", "json", key.from == Some(Source::Json)),
-        ("parts", "derive", key.from == Some(Source::Derive)),
-        ("format", "header", is_header),
-        ("min_length", "header", is_header),
-    ];
-    for (name, owner, belongs) in foreign {
-        if let Some(field) = value.field(name).filter(|_| !belongs) {
-            let what = format!("applies only to keys with from = \"{owner}\"");
-            let fix = format!("write from = \"{owner}\", or remove it");
-            return field.refuse(ValueError::new(what, fix), problems);
-        }
-    }
-    let needed = match key.from {
-        Some(Source::Json) => "pointer = \"/client_reference\"",
-        _ => "parts = [\"json:/order_id\"]",
-    };
-    if key.from.is_some() && key.source().is_none() {
-        let what = format!("`{}` is missing", needed.split(' ').next().unwrap_or_default());
-        let fault = ValueError::new(what, format!("write for example {needed}"));
-        return value.field("from")?.refuse(fault, problems);
-    }
-    Some(key)
-}
-
 table! {
     /// `fingerprint`, as it is written.
     struct FingerprintOptions [Debug] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
         { "properties": { "mode": { "const": "bytes" }, "exclude": false, "include": false } },
-        { "properties": { "mode": { "const": "json" }, "include": false } },
+        { "properties": { "mode": { "enum": ["json", "protobuf"] }, "include": false } },
         { "properties": { "mode": { "const": "json" }, "exclude": false }, "required": ["include"] },
         { "properties": { "mode": { "pattern": r"\$\{" } } },
     ] })) {
-        /// The comparison of bodies: byte by byte, or as JSON.
-        mode: bool = words(&[("bytes", false), ("json", true)]).required(),
-        /// JSON Pointers to values that do not count.
+        /// The comparison of bodies: byte by byte, as JSON, or as the message of a gRPC call, which needs
+        /// `descriptor_set`.
+        mode: Comparison = words(&COMPARISONS).required(),
+        /// JSON Pointers to values or fields that do not count.
         exclude: Option<Vec<Pointer>> = list(pointer(), ANY, "[\"/timestamp\"]").optional(),
         /// JSON Pointers to the only values that count.
         include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
@@ -406,6 +327,16 @@ table! {
         headers: Option<Vec<HeaderName>> = list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]").optional(),
     }
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comparison {
+    Bytes,
+    Json,
+    Protobuf,
+}
+
+const COMPARISONS: [(&str, Comparison); 3] =
+    [("bytes", Comparison::Bytes), ("json", Comparison::Json), ("protobuf", Comparison::Protobuf)];
 
 /// `fingerprint`
 #[derive(Clone, Debug, Default)]
@@ -427,6 +358,11 @@ impl Fingerprint {
     }
 }
 
+/// The field of a message that a JSON Pointer names.
+fn field_at(pointer: &Pointer) -> String {
+    pointer.as_str().trim_start_matches('/').replace('/', ".")
+}
+
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
     let what = "the header changes with each attempt, so every retry would be refused";
     match CHANGING_HEADERS.contains(&name.as_str()) {
@@ -440,8 +376,16 @@ fn fingerprint(
     value: &Value<'_>,
     problems: &mut Problems<'_>,
 ) -> Option<Fingerprint> {
-    let FingerprintOptions { mode: is_json, exclude, include, headers } = options;
+    let FingerprintOptions { mode, exclude, include, headers } = options;
+    let is_json = mode == Comparison::Json;
     let mode = match (is_json, exclude, include) {
+        (false, exclude, None) if mode == Comparison::Protobuf => {
+            let exclude = exclude.unwrap_or_default().iter().map(field_at).collect();
+            FingerprintMode::Protobuf(ProtobufFingerprint {
+                schema: Schema::new(NoSchema),
+                exclude,
+            })
+        }
         (false, None, None) => FingerprintMode::Bytes,
         (true, None, None) => FingerprintMode::Json(Selection::Whole),
         (true, Some(exclude), None) if exclude.is_empty() => {
@@ -468,8 +412,8 @@ fn fingerprint(
 table! {
     /// One limit of `velocity`.
     struct VelocityOptions [Debug] ("velocity", "{ by = [\"tenant\"], limit = \"5/min\" }") {
-        /// The values whose combinations are counted separately: `"tenant"`, and values in the JSON body such
-        /// as `"json:/card"`.
+        /// The values whose combinations are counted separately: `"tenant"`, and values in the JSON
+        /// body such as `"json:/card"`.
         by: Vec<By> = list(text("tenant|json:/([^~]|~[01])*", "\"tenant\"", parse_by), (0, 8), "[\"tenant\", \"json:/card\"]").required(),
         /// The largest rate: a number and `s`, `min`, `h` or `d`, such as `"5/min"`.
         limit: Rate = text(r"\s*0*[1-9][0-9]*\s*/\s*(s|min|h|d)\s*", "\"5/min\"", parse_rate).required(),
@@ -480,6 +424,24 @@ fn velocity() -> Form<Vec<Velocity>> {
     let one =
         table::<VelocityOptions>().map(|VelocityOptions { by, limit }| Velocity::new(by, limit));
     list(one, (0, 8), "[{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]")
+}
+
+table! {
+    /// `duplicate_payload`
+    struct DuplicateOptions [Debug] ("duplicate_payload", "{ window = \"10m\", action = \"log\" }") {
+        /// The time after the first request in which a second key is suspicious.
+        window: Duration = duration("1s", "1d", "10m").or("\"10m\""),
+        /// The treatment: none, a metric and a line in the log, or a refusal with 409 `duplicate_payload`.
+        action: Option<DuplicateAction> = words(&DUPLICATE_ACTIONS).required(),
+    }
+}
+
+const DUPLICATE_ACTIONS: [(&str, Option<DuplicateAction>); 3] =
+    [("off", None), ("log", Some(DuplicateAction::Log)), ("reject", Some(DuplicateAction::Reject))];
+
+fn duplicate_payload() -> Form<Option<DuplicatePayload>> {
+    table::<DuplicateOptions>()
+        .map(|it| it.action.map(|action| DuplicatePayload::new(it.window, action)))
 }
 
 fn parse_rate(text: &str) -> Result<Rate, ValueError> {

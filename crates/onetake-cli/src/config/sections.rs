@@ -7,17 +7,20 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
-use http::Uri;
+use http::{HeaderValue, Uri};
 use ipnet::IpNet;
 use onetake_relay::WebhookSecret;
 use onetake_stores::{ServerUrl, StoreUrl};
 
-use super::address::{parse_nats, parse_network, parse_service, parse_store};
+use super::address::{
+    parse_nats, parse_network, parse_origin, parse_service, parse_store, parse_upstream_host,
+};
 use super::error::{Problems, ValueError};
 use super::form::{
     Form, boolean, duration, file, integer, list, listen, or_variable, secret, size, table, text,
     upstream, words,
 };
+use super::limits::Limits;
 use super::policy::{PolicyOptions, RouteOptions, defaults};
 use super::reader::Value;
 use super::table::table;
@@ -39,6 +42,8 @@ table! {
         sweep: Sweep = table().or_empty(),
         /// The listener for Envoy, for `onetake ext-proc`.
         ext_proc: ExtProc = table().or_empty(),
+        /// The limits on connections, requests and memory.
+        limits: Limits = table().or_empty(),
         /// The delivery of the outbox, for `onetake relay`.
         relay: RelayOptions = table().or_empty(),
         /// Secrets of the operator. The first of each kind is used, and all are recognised.
@@ -55,14 +60,35 @@ table! {
     pub struct Gateway [Clone, Debug, PartialEq, Eq] ("[gateway]", "[gateway]") {
         /// The IP address and port where clients connect.
         listen: SocketAddr = listen().or("\"127.0.0.1:8080\""),
-        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`,
-        /// without a path. Required, unless every route has its own.
+        /// The URL for requests whose route has none: `http://HOST:PORT`, `https://HOST:PORT`, or
+        /// `h2c://HOST:PORT` for HTTP/2 without TLS. A path is put in front of the paths of
+        /// requests. Required, unless every route has its own.
         upstream: Option<Uri> = upstream().optional(),
+        /// The `Host` header that upstreams get: that of the client (`"pass"`), the host of the
+        /// upstream's URL (`"upstream"`), or a host of your own.
+        upstream_host: UpstreamHost = upstream_host().or("\"pass\""),
+        /// The time without a sign of life after which an HTTP/2 connection to an upstream with
+        /// requests in progress is checked by a ping. gRPC servers close connections with more
+        /// than one ping in five minutes.
+        upstream_ping_interval: Duration = duration("1s", "1h", "6m").or("\"6m\""),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
-        /// The requests that no route matches: passed on under `[defaults]`, or refused with 404. GET, HEAD, OPTIONS
-        /// and TRACE are always passed on.
+        /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
+        /// GET, HEAD, OPTIONS and TRACE are always passed on.
         unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
+        /// The time for which an idle client connection is kept open. Longer than that of a load
+        /// balancer in front of the gateway, which would otherwise send requests into connections
+        /// that are just being closed.
+        keep_alive: Duration = duration("1s", "1h", "75s").or("\"75s\""),
+        /// The time between SIGTERM and the end of the listener. `/readyz` answers 503 meanwhile, so
+        /// that load balancers stop sending traffic.
+        shutdown_delay: Duration = duration("0s", "10m", "5s").or("\"5s\""),
+        /// The time after `shutdown_delay` for which running requests may finish.
+        shutdown_limit: Duration = duration("0s", "1h", "20s").or("\"20s\""),
+        /// The most payloads that `duplicate_payload` remembers in this process, at about 250 bytes each.
+        duplicate_payloads_max: usize = integer(1, 10_000_000).or("100000"),
+        /// The origins whose pages may send keyed requests: see [Browsers](#browsers).
+        cors: Option<Cors> = table::<Cors>().then(cors).optional().else_says("none: browsers send keys to the same origin only"),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Clients then connect with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
@@ -71,6 +97,44 @@ table! {
         upstream_tls: UpstreamTls = table::<UpstreamTlsOptions>().then(upstream_tls).or_default()
             .else_says("the system's roots, no certificate"),
     }
+}
+
+/// The `Host` header that upstreams get.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamHost {
+    /// The client's.
+    Pass,
+    /// The host of the upstream's URL.
+    Upstream,
+    /// This one.
+    Name(HeaderValue),
+}
+
+fn upstream_host() -> Form<UpstreamHost> {
+    text(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*", "\"pass\"", parse_upstream_host)
+}
+
+table! {
+    /// `cors`
+    pub struct Cors [Clone, Debug, PartialEq, Eq] ("cors", "{ origins = [\"https://app.example.com\"] }") {
+        /// The origins as browsers send them, such as `"https://app.example.com"`, or `"*"` for all.
+        origins: Vec<String> = list(text(ORIGIN, "\"https://app.example.com\"", parse_origin), (1, 100), "[\"https://app.example.com\"]").required(),
+        /// Whether pages may send cookies and TLS client certificates. Not with the origin `"*"`.
+        credentials: bool = boolean().or("false"),
+        /// The time for which browsers may keep the answer to a preflight.
+        max_age: Duration = duration("0s", "1d", "10m").or("\"10m\""),
+    }
+}
+
+const ORIGIN: &str = r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+";
+
+fn cors(cors: Cors, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Cors> {
+    if cors.credentials && cors.origins.iter().any(|origin| origin == "*") {
+        let what = "the origin \"*\" cannot be combined with credentials: any page could act for your users";
+        let fault = ValueError::new(what, "name the origins, or remove `credentials`");
+        return value.field("credentials")?.refuse(fault, problems);
+    }
+    Some(cors)
 }
 
 /// The treatment of requests that no route matches.
@@ -198,6 +262,15 @@ table! {
         /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment`
         /// and `high-consequence`, and a PostgreSQL that does not fsync.
         allow_lossy: bool = boolean().or("false"),
+        /// The longest time until a connection to a server is established.
+        connect_timeout: Duration = duration("10ms", "1m", "2s").or("\"2s\""),
+        /// The longest time for one statement or command of a server, and a second more for each MiB that it writes.
+        timeout: Duration = duration("10ms", "1m", "2s").or("\"2s\""),
+        /// The longest time that a request waits for its claim. Then it is answered as if the store were unreachable.
+        claim_timeout: Duration = duration("10ms", "1m", "5s").or("\"5s\""),
+        /// The longest time that a request waits until its outcome is saved, and a second more for each MiB. Then it
+        /// is answered with 503 `outcome_pending`.
+        settle_timeout: Duration = duration("10ms", "1m", "5s").or("\"5s\""),
         /// The folder on this machine for outcomes that the store did not accept before shutdown.
         journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
             .else_says("next to the files of the store, or `./onetake-journal` for a server"),

@@ -9,6 +9,7 @@ use super::error::{Problems, ValueError};
 use super::form::{Form, Shape};
 use super::reader::{Section, Value};
 use super::tree;
+use super::units;
 use onetake_http::Policy;
 
 /// A table of options.
@@ -323,8 +324,10 @@ impl Shape {
             Self::Boolean => json!({ "type": "boolean" }),
             Self::Integer(min, max) => json!({ "type": "integer", "minimum": min, "maximum": max }),
             Self::Duration(..) => text(r"\s*([0-9]+(ms|s|m|h|d))+\s*"),
-            Self::Size => {
-                let bytes = json!({ "type": "integer", "minimum": 1, "maximum": 64 << 20 });
+            Self::Size(min, max) => {
+                let bound = |text| units::parse_bytes(text).unwrap_or_default();
+                let (min, max) = (bound(min), bound(max));
+                let bytes = json!({ "type": "integer", "minimum": min, "maximum": max });
                 json!({ "oneOf": [bytes, text(r"\s*[0-9]+\s*(GiB|MiB|KiB|B)?\s*")] })
             }
             Self::Text(pattern) => text(pattern),

@@ -87,18 +87,21 @@ table! {
     struct JwtOptions [Debug] ("jwt", "{ claim = \"sub\", verification_key = { file = \"issuer.pem\" } }", json!({
         "anyOf": [{ "required": ["verification_key"] }, { "required": ["jwks_url"] }]
     })) {
-        /// A public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a secret of 32 bytes or more in
-        /// base64. `kid` says which tokens the key is for. A list of up to 8 keys is for rotation.
+        /// A public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a secret of 32
+        /// bytes or more in base64. `kid` says which tokens the key is for. A list of up to 8 keys
+        /// is for rotation.
         verification_key: Option<Vec<JwtKey>> =
             verification_keys().optional().formerly("key").else_says("the keys of `jwks_url`"),
-        /// The `https://` URL of a JSON Web Key Set with the public keys of the issuer; `http://` for this machine only.
-        /// The gateway fetches it at start, every five minutes, and when a token names a key that is not known.
+        /// The `https://` URL of a JSON Web Key Set with the public keys of the issuer; `http://`
+        /// for this machine only. The gateway fetches it at start, every five minutes, and when a
+        /// token names a key that is not known.
         jwks_url: Option<String> = jwks_url().optional(),
         /// The claim that names the tenant, a string or an integer.
         claim: String = name("\"sub\"").or("\"sub\""),
         /// The issuer (`iss`) whose tokens count.
         issuer: Option<String> = name("\"https://id.example.com\"").optional().else_says("any issuer"),
-        /// The audience (`aud`) of tokens that count. Set it if the issuer makes tokens for other services, too.
+        /// The audience (`aud`) of tokens that count. Set it if the issuer makes tokens for other
+        /// services, too.
         audience: Option<String> = name("\"payments\"").optional().else_says("any audience"),
         /// The algorithms that keys may be for: a guard against the wrong file.
         algorithms: Option<Vec<Algorithm>> =
@@ -136,7 +139,8 @@ fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> O
     Some(jwt)
 }
 
-/// A URL of a key set. A sender who can change its answer can sign tokens, so only TLS or this machine is accepted.
+/// A URL of a key set. A sender who can change its answer can sign tokens, so only TLS or this
+/// machine is accepted.
 fn jwks_url() -> Form<String> {
     const FIX: &str = "write for example \"https://id.example.com/.well-known/jwks.json\"";
     let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?";
@@ -214,7 +218,8 @@ fn verification_key() -> Form<JwtKey> {
 table! {
     /// `forward_auth`: the service that knows credentials.
     pub struct ForwardAuth [Clone, Debug, PartialEq, Eq] ("forward_auth", "{ url = \"http://127.0.0.1:4180/auth\" }") {
-        /// The `http://` or `https://` URL of the service. `forward_auth = "http://…"` is short for it alone.
+        /// The `http://` or `https://` URL of the service. `forward_auth = "http://…"` is short for
+        /// it alone.
         url: Uri = auth_url().required(),
         /// The header of the response that names the tenant (Authelia: `Remote-User`).
         header: HeaderName = header_name("\"X-Auth-Request-User\"").or("\"X-Auth-Request-User\""),

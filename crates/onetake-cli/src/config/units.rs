@@ -5,8 +5,6 @@ use std::time::Duration;
 use super::error::ValueError;
 
 const MIB: u64 = 1024 * 1024;
-/// The largest body that can be configured.
-const BODY_BYTES_MAX: u64 = 64 * MIB;
 
 /// Units of durations, in milliseconds, from the largest.
 const TIME_UNITS: [(&str, u64); 5] =
@@ -62,19 +60,26 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
     Ok(total)
 }
 
-/// Parses a maximum body size.
-pub(super) fn parse_size(text: &str) -> Result<usize, ValueError> {
-    let fix = "write a size from 1B to 64MiB, such as \"1MiB\" or \"512KiB\", or a number of bytes";
-    let bad = |what: &str| ValueError::new(what, fix);
-    let (number, unit) = split_number(text.trim()).ok_or_else(|| bad("not a size"))?;
-    let unit = unit.trim_start();
-    let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
-    let factor = factor.ok_or_else(|| bad("the unit of the size is unknown"))?;
-    let bytes = number.saturating_mul(factor);
+/// Parses a size such as "1MiB" within inclusive bounds.
+pub(super) fn parse_size(text: &str, min: &str, max: &str) -> Result<usize, ValueError> {
+    let fix = format!(
+        "write a size from {min} to {max}, such as \"1MiB\" or \"512KiB\", or a number of bytes"
+    );
+    let bad = |what: &str| ValueError::new(what, fix.clone());
+    let bytes = parse_bytes(text).map_err(bad)?;
+    let bound = |text| parse_bytes(text).unwrap_or_default();
     match usize::try_from(bytes) {
-        Ok(size) if (1..=BODY_BYTES_MAX).contains(&bytes) => Ok(size),
+        Ok(size) if (bound(min)..=bound(max)).contains(&bytes) => Ok(size),
         _ => Err(bad("out of range")),
     }
+}
+
+/// Returns the bytes of a size, whatever its bounds.
+pub(super) fn parse_bytes(text: &str) -> Result<u64, &'static str> {
+    let (number, unit) = split_number(text.trim()).ok_or("not a size")?;
+    let unit = unit.trim_start();
+    let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
+    Ok(number.saturating_mul(factor.ok_or("the unit of the size is unknown")?))
 }
 
 /// Splits off the digits at the start; `None` if there are none.
@@ -152,11 +157,11 @@ mod tests {
         for (text, bytes) in
             [("1MiB", 1 << 20), ("512KiB", 1 << 19), ("64MiB", 1 << 26), ("7", 7), ("9B", 9)]
         {
-            assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
+            assert_eq!(parse_size(text, "1B", "64MiB").unwrap(), bytes, "{text}");
         }
         for text in ["", "0", "65MiB", "1GiB", "1MB", "1.5MiB", "-1", "MiB", "99999999999999999999"]
         {
-            assert!(parse_size(text).is_err(), "{text}");
+            assert!(parse_size(text, "1B", "64MiB").is_err(), "{text}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `onetake demo api`: a small payment API to try the gateway with.
 //!
-//! Like most APIs, it ignores idempotency keys: every `POST /charges` makes a charge. It prints a
-//! line for each, so that a user sees what runs and what does not.
+//! Like most APIs, it ignores idempotency keys: every `POST /charges` makes a charge, unless its body
+//! has the word `decline`. It prints a line for each, so that a user sees what runs and what does
+//! not.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use serde_json::json;
@@ -27,6 +28,9 @@ pub const LISTEN_DEFAULT: &str = "127.0.0.1:3000";
 
 /// Duration of a charge. Two requests at once overlap.
 const CHARGE_TAKES: Duration = Duration::from_millis(200);
+
+/// A body with this word is declined with 402: no charge is made.
+const DECLINED: &[u8] = b"decline";
 
 /// Largest part of a request's body that is printed and answered, in bytes.
 const SHOWN_BYTES_MAX: usize = 80;
@@ -58,7 +62,11 @@ pub async fn serve_sample(
     served.map_err(|source| DemoError::Io { what: "serve the sample API", source })
 }
 
-async fn charge(State(api): State<Arc<SampleApi>>, body: Bytes) -> impl IntoResponse {
+async fn charge(State(api): State<Arc<SampleApi>>, body: Bytes) -> Response {
+    if body.windows(DECLINED.len()).any(|part| part == DECLINED) {
+        let error = Json(json!({ "error": "the card was declined" }));
+        return (StatusCode::PAYMENT_REQUIRED, error).into_response();
+    }
     let number = api.charges.fetch_add(1, Ordering::SeqCst) + 1;
     let shown = body.get(..SHOWN_BYTES_MAX).unwrap_or(&body);
     let shown: String = String::from_utf8_lossy(shown)
@@ -68,7 +76,7 @@ async fn charge(State(api): State<Arc<SampleApi>>, body: Bytes) -> impl IntoResp
     say(&format!("charge {number}: {shown}\n"));
     api.clock.sleep(CHARGE_TAKES).await;
     let location = [(header::LOCATION, format!("/charges/{number}"))];
-    (StatusCode::CREATED, location, Json(json!({ "charge": number, "of": shown })))
+    (StatusCode::CREATED, location, Json(json!({ "charge": number, "of": shown }))).into_response()
 }
 
 async fn count(State(api): State<Arc<SampleApi>>) -> impl IntoResponse {

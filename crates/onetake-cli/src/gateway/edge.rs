@@ -14,22 +14,26 @@ use http::uri::Authority;
 use http::{Method, Request, Response, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
 use onetake_http::body::ExactEnd;
+use onetake_http::grpc;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem,
+    ATTEMPT_HEADERS, AmbiguousRequest, ClientIp, Code, Onetake, Problem, ProblemFormat,
     ResponseBody, method_word,
 };
 
+use super::client_connection::Answer;
 use super::client_ip::client_of;
+use super::cors::CorsRequest;
+use super::in_flight::{Connection, Held, REQUESTS};
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
-use super::server::Answer;
+use super::request_heads::check_size;
+use super::trailer_names::check_trailer_names;
 use crate::traces::Parent;
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -41,14 +45,14 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 const X_FORWARDED: &str = "x-forwarded-";
 
 /// Headers that upstreams trust. Only the gateway may set them.
-pub(super) const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
+pub(super) const BELIEVED: [HeaderName; 3] = ATTEMPT_HEADERS;
 
 /// The body of a response: that of the layer, or one of the edge itself.
-pub(super) type AnyBody = Either<ResponseBody<proxy::Body>, Full<Bytes>>;
+pub(super) type AnyBody = Held<Either<ResponseBody<proxy::Body>, Full<Bytes>>>;
 
-/// A connection's permit from the limit on connections. A WebSocket tunnel keeps it after the
-/// request.
-pub(super) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
+/// A connection's permit from the limit on connections, and the share of its requests in other
+/// limits. A WebSocket tunnel keeps it after the request.
+pub(super) type ConnectionPermit = Arc<Connection>;
 
 /// The whole gateway as one service.
 pub(super) struct Edge {
@@ -66,6 +70,10 @@ impl Edge {
 impl Answer for Edge {
     type Body = AnyBody;
 
+    fn answers(&self) -> ProblemFormat {
+        self.plans.answers
+    }
+
     fn answer(
         self: &Arc<Self>,
         peer: SocketAddr,
@@ -76,12 +84,41 @@ impl Answer for Edge {
         Box::pin(async move {
             let Self { inner, plans, clock } = &*edge;
             let from = clock.monotonic();
+            let permit = match place.enter(REQUESTS).await {
+                Ok(permit) => permit,
+                Err(full) => return plans.answers.tell(full.problem(), None).map(whole),
+            };
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
-            match admit(plans, peer.ip(), &mut parts) {
-                Err(problem) => plans.answers.tell(problem, None).map(whole),
+            let cors = plans.cors.as_ref().map(|cors| (cors, CorsRequest::of(&parts)));
+            if let Some((cors, request)) = &cors
+                && let Some(wanted) = request.preflight()
+                && plans.is_responsible(wanted, parts.uri.path())
+            {
+                return cors.permit(request).map(whole);
+            }
+            let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
+            let mut response = match admit(plans, peer.ip(), &mut parts) {
+                Err(problem) => {
+                    let is_ambiguous = problem.code() == Code::RequestRefused;
+                    let mut response = plans.answers.tell(problem, None).map(whole);
+                    // Another server could read the bytes behind such a request as a part of it.
+                    if is_ambiguous && parts.version < Version::HTTP_2 {
+                        match grpc::is_grpc(&parts.headers) {
+                        true => grpc::error_of(response, || whole(Bytes::new())),
+                        false => response,
+                    }
+                            .headers_mut()
+                            .insert(CONNECTION, HeaderValue::from_static("close"));
+                    }
+                    match grpc::is_grpc(&parts.headers) {
+                        true => grpc::error_of(response, || whole(Bytes::new())),
+                        false => response,
+                    }
+                }
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
+                    parts.extensions.insert(place.bodies());
                     parts.extensions.insert(place);
                     parts.extensions.insert(ExactEnd);
                     let parent = Parent::take(&mut parts.headers);
@@ -90,9 +127,16 @@ impl Answer for Edge {
                     let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
-                    response.map(Either::Left)
+                    response.map(|body| Held::new(Either::Left(body), [Some(permit), None]))
                 }
+            };
+            let is_problem = response.extensions().get::<Code>().is_some();
+            if let Some((cors, request)) = cors
+                && (is_responsible || is_problem)
+            {
+                cors.write(&request, response.headers_mut());
             }
+            response
         })
     }
 }
@@ -123,7 +167,7 @@ pub(super) fn log<B>(
 }
 
 fn whole(body: Bytes) -> AnyBody {
-    Either::Right(Full::new(body))
+    Held::new(Either::Right(Full::new(body)), [None, None])
 }
 
 /// Checks and prepares the head of a request.
@@ -132,6 +176,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     let host = host(parts)?;
     transfer_encoding(parts)?;
     cookies(&mut parts.headers);
+    check_size(parts, plans.heads)?;
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
         return Err(refused("The target of the request is not a path."));
     }
@@ -143,6 +188,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
         parts.headers.remove(name);
     }
     lookalikes(plans, &mut parts.headers);
+    check_trailer_names(plans, &mut parts.headers);
     let trusted = plans.trusts(peer);
     if !trusted {
         for name in &plans.tenant_headers {
@@ -176,7 +222,7 @@ pub(super) fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
 }
 
 /// True if two names are the same to a server that treats `_` and `-` as equal.
-fn is_alike(one: &str, other: &str) -> bool {
+pub(super) fn is_alike(one: &str, other: &str) -> bool {
     let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
@@ -208,6 +254,7 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
         if about.contains(&text)
             || families.iter().any(|family| text.starts_with(family))
             || plans.tenant_headers.contains(&name)
+            || plans.key_headers.contains(&name)
         {
             return Err(refused(
                 "The Connection header names an end-to-end header, such as Host or Authorization.",
@@ -249,11 +296,12 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
             ));
         }
         (Some(host), _) => host,
-        (None, Some(uri)) => {
+        // HTTP/2 has the host in the target alone. In HTTP/1.1 the header is required as well.
+        (None, Some(uri)) if parts.version != Version::HTTP_11 => {
             HeaderValue::from_str(&uri).map_err(|_| refused("The host is malformed."))?
         }
         (None, None) if parts.version <= Version::HTTP_10 => HeaderValue::from_static("localhost"),
-        (None, None) => return Err(refused("The request has no Host header.")),
+        (None, _) => return Err(refused("The request has no Host header.")),
     };
     let text = host.to_str().map_err(|_| refused("The Host header is malformed."))?;
     if text.contains('@') || text.parse::<Authority>().is_err() {
@@ -307,6 +355,14 @@ fn forwarding(
     };
     let quoted = host.to_str().unwrap_or_default().to_owned();
     append(headers, FORWARDED, &format!("{node};host=\"{quoted}\";proto={proto}"));
+    // Beside the host or the scheme of a proxy in front, the port of this hop would be wrong.
+    let is_first =
+        !headers.contains_key(X_FORWARDED_HOST) && !headers.contains_key(X_FORWARDED_PROTO);
+    if is_first && let Ok(authority) = quoted.parse::<Authority>() {
+        let usual = if proto == "https" { 443 } else { 80 };
+        let port = authority.port_u16().unwrap_or(usual);
+        headers.entry(X_FORWARDED_PORT).or_insert(HeaderValue::from(port));
+    }
     headers.entry(X_FORWARDED_HOST).or_insert(host);
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
 }
@@ -399,9 +455,14 @@ mod tests {
         ];
         for peer in ["203.0.113.9", "10.1.2.3"] {
             let mut headers = seen(peer, &forged);
-            for ours in
-                ["host", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded"]
-            {
+            for ours in [
+                "host",
+                "x-forwarded-for",
+                "x-forwarded-host",
+                "x-forwarded-port",
+                "x-forwarded-proto",
+                "forwarded",
+            ] {
                 headers.remove(ours);
             }
             assert!(headers.is_empty(), "{headers:?}");
@@ -493,7 +554,8 @@ mod tests {
 
     #[test]
     fn requests_without_a_route_are_refused_if_the_file_says_so() {
-        let secret = "[secrets]\nissued_keys = [{ id = \"a\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]\n";
+        // The secret that signs issued keys is in the store, if the file has none.
+        let issued = "[[route]]\nmatch = \"POST /issued\"\nkey = { from = \"issued\" }\n";
         let file = FILE.replacen("[[route]]", "unmatched = \"refuse\"\n[[route]]", 1);
         for (method, path, expected) in [
             ("POST", "/charges", Ok("POST /charges")),
@@ -508,7 +570,7 @@ mod tests {
             assert_eq!(planned(&file, method, path), expected, "{method} {path}");
             assert!(planned(FILE, method, path).is_ok(), "{method} {path}");
         }
-        let file = format!("{file}{secret}");
+        let file = format!("{file}{issued}");
         assert_eq!(planned(&file, "POST", "/idempotency-tokens"), Ok("-".to_owned()));
     }
 

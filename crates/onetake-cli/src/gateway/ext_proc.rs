@@ -20,15 +20,16 @@ use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ResponseBody,
+    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ProblemFormat,
+    ResponseBody,
 };
 use tower::Layer;
 use tower_service::Service;
 
+use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
 use super::plan::{Plan, Plans, Refused};
-use super::server::Answer;
 use crate::config::ExtProc;
 use crate::traces::Parent;
 
@@ -54,9 +55,13 @@ impl EnvoyEdge {
 impl Answer for EnvoyEdge {
     /// A worker of Envoy has one connection for all of its requests. It opens at most 1,024 streams
     /// before it knows this limit, unless its configuration says otherwise.
-    const STREAMS_MAX: u32 = 4_096;
+    const STREAMS_MAX: Option<usize> = Some(4_096);
 
     type Body = tonic::body::Body;
+
+    fn answers(&self) -> ProblemFormat {
+        ProblemFormat::default()
+    }
 
     fn answer(
         self: &Arc<Self>,

@@ -1,8 +1,9 @@
-//! Key sets of `jwks_url`: fetched at start, on a period, and when a token names a key that is not known.
+//! Key sets of `jwks_url`: fetched at start, on a period, and when a token names a key that is not
+//! known.
 //!
-//! Fetching is done here and not in `onetake-http`, because the gateway has an HTTP client with TLS already, and the
-//! library should not bring one to services that have their own. An endpoint with `https://` is met as upstreams are:
-//! by the same roots, and with the same certificate.
+//! Fetching is done here and not in `onetake-http`, because the gateway has an HTTP client with TLS
+//! already, and the library should not bring one to services that have their own. An endpoint with
+//! `https://` is met as upstreams are: by the same roots, and with the same certificate.
 
 use std::sync::Arc;
 use std::time::Duration;

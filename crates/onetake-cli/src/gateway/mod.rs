@@ -7,22 +7,33 @@
 //!            → proxy (pooled connections to the upstream)
 //! ```
 
+mod activity;
 mod admin;
+mod client_connection;
 mod client_ip;
+mod client_stream;
 mod cores;
+mod cors;
+mod descriptors;
 mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
 mod forward_auth;
+mod gauges;
+mod in_flight;
 mod jwks;
+mod phase;
 mod plan;
 mod proxy;
 mod readiness;
 mod reconcile;
+mod request_heads;
 mod secrets;
 mod server;
 mod tenants;
+mod timeouts;
 mod tls;
+mod trailer_names;
 mod upstream;
 
 use std::io;
@@ -34,22 +45,27 @@ use http::Method;
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Clock, Engine, ReconcileOptions, Store, StoreError, SystemClock};
-use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
+use onetake_http::{HttpLimits, OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
 use cores::Cores;
+use descriptors::Descriptors;
+pub use descriptors::raise_limit;
 use edge::Edge;
+use gauges::Gauges;
+use in_flight::Gates;
 use plan::{Plan, Plans};
 use proxy::Proxy;
 use readiness::Readiness;
 use reconcile::Reconciler;
-use server::Server;
+use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
@@ -203,7 +219,13 @@ impl Gateway {
             tokio::spawn(jwks::keep(set, connector, clock, stop_admin.clone()));
         }
         let readiness = Readiness::new(engine.clone(), key_sets);
-        let status = admin::Status { readiness, metrics, draining: draining.clone() };
+        let gauges = Arc::<Gauges>::default();
+        let status = admin::Status {
+            readiness,
+            metrics,
+            gauges: Arc::clone(&gauges),
+            draining: draining.clone(),
+        };
         let api = admin::Api::new(engine.clone(), tenants);
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
@@ -213,21 +235,42 @@ impl Gateway {
         }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
+        let limits =
+            HttpLimits::default().duplicate_payloads_max(config.gateway.duplicate_payloads_max);
         let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
+        layer = layer.limits(
+            limits
+                .body_bytes_max(config.limits.max_body_memory)
+                .body_rate_min(config.limits.min_body_rate),
+        );
         if let Some(place) = shared_velocity {
             layer = layer.shared_velocity(place);
         }
         let layer = layer.build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
-        let clock = Arc::clone(engine.clock());
+        let (clock, keep_alive) = (Arc::clone(engine.clock()), config.gateway.keep_alive);
+        let descriptors = Descriptors::of(&config, cores.count());
+        let gates = descriptors.gates(&config.limits);
+        let gates = Gates::new(gates, plans.upstreams, Arc::clone(&clock));
+        let limits = ServerLimits {
+            places: Arc::new(Semaphore::new(descriptors.connections_max)),
+            configured: Arc::new(config.limits.clone()),
+            gates,
+            keep_alive,
+        };
+        gauges.watch(&limits, descriptors, layer.clone());
+        let ping_interval = config.gateway.upstream_ping_interval;
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
-                    let inner = layer.layer(Proxy::new(connector.clone()));
+                    let idle_max = descriptors.idle_per_core_max;
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval);
+                    let inner = layer.layer(proxy);
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
-                Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
+                let cores_and_edges = (Arc::clone(&cores), edges);
+                Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
             }
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
@@ -235,7 +278,8 @@ impl Gateway {
                     Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
-                Server::start(listener, tls, (Arc::clone(&cores), edges), Arc::clone(&clock))
+                let cores_and_edges = (Arc::clone(&cores), edges);
+                Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
             }
         };
         Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
@@ -265,14 +309,21 @@ impl Gateway {
         self.engine.abort().await;
     }
 
+    /// Announces the end, and goes on serving: `/readyz` answers 503, so that load balancers stop
+    /// sending traffic, HTTP/1.1 responses say `Connection: close`, and HTTP/2 connections send
+    /// GOAWAY with their next response. Call [`shutdown`](Self::shutdown) some seconds later.
+    pub fn leave(&self) {
+        self.draining.cancel();
+        self.server.leave();
+    }
+
     /// Stops listening, lets connections and operations finish for at most `patience`, and closes
     /// the store. Returns true if everything finished in time.
     ///
     /// # Errors
     /// If the store could not be closed.
     pub async fn shutdown(self, patience: Duration) -> Result<bool, StoreError> {
-        // Readiness turns to 503 first, so that load balancers stop sending traffic.
-        self.draining.cancel();
+        self.leave();
         let began = self.engine.clock().monotonic();
         let quiet = self.server.shutdown(patience).await;
         let left = patience.saturating_sub(self.engine.clock().monotonic() - began);

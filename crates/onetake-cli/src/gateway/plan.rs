@@ -3,17 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderName, Method, Uri};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderName, HeaderValue, Method, Uri};
 use ipnet::IpNet;
 
 use onetake_http as layer;
+use onetake_http::problem::DOCUMENTATION;
 use onetake_http::routes::{RoutePattern, find_route, handle_tenants};
 use onetake_http::{AmbiguousRequest, Code, Problem, TOKENS};
 
 use super::Connector;
+use super::cors::Cors;
+use super::in_flight::Gates;
 use super::reconcile::remembered_for;
+use super::request_heads::HeadLimits;
 use super::tenants::Tenants;
-use crate::config::{Config, Route, Settings, Unmatched};
+use crate::config::{Config, Route, Settings, Unmatched, UpstreamHost};
 
 /// How much longer the layer waits than the proxy, so that the proxy times out first.
 const PROXY_FIRST: Duration = Duration::from_secs(1);
@@ -29,11 +34,53 @@ pub(super) struct Plan {
     /// `None` if requests of this plan are never keyed.
     pub(super) policy: Option<Arc<layer::Policy>>,
     /// `None` if no upstream is configured.
-    pub(super) upstream: Option<Uri>,
+    pub(super) upstream: Option<Target>,
+    /// The gate of the upstream.
+    pub(super) gate: usize,
     /// Timeout of the upstream.
     pub(super) timeout: Duration,
     /// In which words the gateway itself speaks.
     pub(super) answers: layer::ProblemFormat,
+}
+
+/// The place to which requests are forwarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The server, without a path.
+    pub(super) server: Uri,
+    /// The path in front of the paths of requests, without a slash at its end.
+    pub(super) prefix: String,
+    /// The `Host` header; `None` for that of the client.
+    pub(super) host: Option<HeaderValue>,
+}
+
+impl Target {
+    fn new(url: &Uri, host: &UpstreamHost) -> Self {
+        let mut parts = url.clone().into_parts();
+        parts.path_and_query = Some(PathAndQuery::from_static("/"));
+        let host = match host {
+            UpstreamHost::Pass => None,
+            UpstreamHost::Name(name) => Some(name.clone()),
+            UpstreamHost::Upstream => {
+                let authority = url.authority().map(Authority::as_str).unwrap_or_default();
+                HeaderValue::from_str(authority).ok()
+            }
+        };
+        Self {
+            server: Uri::from_parts(parts).unwrap_or_else(|_| url.clone()),
+            prefix: url.path().trim_end_matches('/').to_owned(),
+            host,
+        }
+    }
+
+    /// The target of a request to this server; `None` if it is too long.
+    pub(super) fn path(&self, requested: Option<&PathAndQuery>) -> Option<PathAndQuery> {
+        let requested = requested.cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        match self.prefix.as_str() {
+            "" => Some(requested),
+            prefix => PathAndQuery::try_from(format!("{prefix}{requested}")).ok(),
+        }
+    }
 }
 
 /// All plans, and the addresses of trusted proxies.
@@ -43,6 +90,7 @@ pub(super) struct Plans {
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
     unmatched: Unmatched,
+    pub(super) cors: Option<Cors>,
     /// True if the layer issues keys, so that it answers requests for them itself.
     issues_keys: bool,
     /// In which words the gateway speaks where it does not come to a plan.
@@ -52,15 +100,30 @@ pub(super) struct Plans {
     pub(super) proto: &'static str,
     /// Headers that name tenants. They are removed unless the peer is a trusted proxy.
     pub(super) tenant_headers: Vec<HeaderName>,
+    /// Headers with keys, other than `Idempotency-Key`.
+    pub(super) key_headers: Vec<HeaderName>,
     /// True if a route uses the client's address as the tenant.
     pub(super) tells_addresses: bool,
+    /// The number of different upstreams.
+    pub(super) upstreams: usize,
+    /// The limits of the heads of requests.
+    pub(super) heads: HeadLimits,
 }
 
 impl Plans {
     /// Builds the plans. The connector is for `forward_auth` services.
     pub(super) fn new(config: &Config, connector: &Connector) -> Self {
         let mut tenants = Tenants::new(connector.clone());
-        let mut plan = |route| Arc::new(plan_of(route, &mut tenants));
+        let host = &config.gateway.upstream_host;
+        let upstreams = upstreams(config);
+        let gate = |upstream: Option<&Uri>| {
+            let number = upstreams.iter().position(|other| Some(*other) == upstream);
+            Gates::of_upstream(number.unwrap_or_default())
+        };
+        let mut plan = |route: &Route| {
+            let gate = gate(Some(&route.upstream));
+            Arc::new(plan_of(route, host, gate, &mut tenants))
+        };
         let routes: Vec<_> =
             config.routes.iter().map(|route| (route.pattern.clone(), plan(route))).collect();
         let policies = || config.settings().map(|settings| &settings.policy);
@@ -71,10 +134,18 @@ impl Plans {
                 _ => None,
             })
             .collect();
+        let key_values = policies().flat_map(|policy| policy.key.source.values());
+        let key_headers = key_values
+            .filter_map(|value| match value {
+                layer::RequestValue::Header(name) => Some(name.clone()),
+                _ => None,
+            })
+            .collect();
         let fallback = |policy| Plan {
             label: NO_ROUTE.to_owned(),
             policy,
-            upstream: config.gateway.upstream.clone(),
+            upstream: config.gateway.upstream.as_ref().map(|url| Target::new(url, host)),
+            gate: gate(config.gateway.upstream.as_ref()),
             timeout: config.defaults.policy.upstream_timeout,
             answers: config.defaults.policy.problem_format(),
         };
@@ -84,12 +155,19 @@ impl Plans {
             keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
             unmatched: config.gateway.unmatched,
-            issues_keys: !config.secrets.issued_keys.is_empty(),
+            cors: config.gateway.cors.as_ref().map(Cors::new),
+            issues_keys: policies().any(|policy| policy.key.source == layer::KeySource::Issued),
             answers: config.defaults.policy.problem_format(),
             trusted: config.gateway.trusted_proxies.clone(),
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
+            key_headers,
             tells_addresses,
+            upstreams: upstreams.len().max(1),
+            heads: HeadLimits {
+                headers_max: config.limits.max_headers,
+                bytes_max: config.limits.max_header_bytes,
+            },
         }
     }
 
@@ -108,12 +186,26 @@ impl Plans {
         if let Some(plan) = self.route(method, path).map_err(Refused::Ambiguous)? {
             return Ok(plan);
         }
-        let is_own = self.issues_keys && *method == Method::POST && path == TOKENS;
+        let is_own = self.issues_tokens(method, path);
         let is_never_keyed = layer::policy::NEVER_KEYED.contains(method);
         match self.unmatched {
             Unmatched::Refuse if !is_own && !is_never_keyed => Err(Refused::NoRoute),
             Unmatched::Pass | Unmatched::Refuse => Ok(self.defaults(method)),
         }
+    }
+
+    fn issues_tokens(&self, method: &Method, path: &str) -> bool {
+        self.issues_keys && *method == Method::POST && path == TOKENS
+    }
+
+    /// True if the gateway is responsible for the CORS headers of such a request: it can be keyed,
+    /// is for one of the gateway's endpoints, or is refused.
+    pub(super) fn is_responsible(&self, method: &Method, path: &str) -> bool {
+        let is_endpoint = *method == Method::GET
+            && (path == DOCUMENTATION || path.starts_with(layer::OPERATIONS));
+        is_endpoint
+            || self.issues_tokens(method, path)
+            || self.admit(method, path).map_or(true, |plan| plan.policy.is_some())
     }
 
     fn route(&self, method: &Method, path: &str) -> Result<Option<&Arc<Plan>>, AmbiguousRequest> {
@@ -168,14 +260,27 @@ pub(super) fn label_of(route: &Route) -> String {
     route.pattern.to_string()
 }
 
-fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
+/// All upstreams, each once.
+fn upstreams(config: &Config) -> Vec<&Uri> {
+    let routes = config.routes.iter().map(|route| &route.upstream);
+    let mut all: Vec<&Uri> = Vec::new();
+    for upstream in routes.chain(config.gateway.upstream.as_ref()) {
+        if !all.contains(&upstream) {
+            all.push(upstream);
+        }
+    }
+    all
+}
+
+fn plan_of(route: &Route, host: &UpstreamHost, gate: usize, tenants: &mut Tenants) -> Plan {
     let label = label_of(route);
     let mut policy = policy_of(&route.settings, &label, tenants);
     policy.methods = Some(route.pattern.methods.to_vec());
     Plan {
         policy: Some(Arc::new(policy)),
         label,
-        upstream: Some(route.upstream.clone()),
+        upstream: Some(Target::new(&route.upstream, host)),
+        gate,
         timeout: route.settings.policy.upstream_timeout,
         answers: route.settings.policy.problem_format(),
     }
@@ -222,7 +327,25 @@ pub(super) mod tests {
             let plan = plans.find(&method, path);
             assert_eq!(plan.label, label, "{method} {path}");
             assert_eq!(plan.policy.is_some(), keyed, "{method} {path}");
-            assert_eq!(*plan.upstream.as_ref().unwrap(), upstream, "{method} {path}");
+            assert_eq!(plan.upstream.as_ref().unwrap().server, upstream, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_path_of_the_upstream_is_put_in_front() {
+        for (url, path) in [
+            ("http://a", "/charges?b=/c"),
+            ("http://a/", "/charges?b=/c"),
+            ("http://a/api", "/api/charges?b=/c"),
+            ("http://a/api/v2/", "/api/v2/charges?b=/c"),
+        ] {
+            let target = Target::new(&url.parse().unwrap(), &UpstreamHost::Upstream);
+            let requested = PathAndQuery::from_static("/charges?b=/c");
+            assert_eq!(target.path(Some(&requested)).unwrap(), path, "{url}");
+            assert_eq!(
+                (target.server, target.host.unwrap()),
+                ("http://a/".parse().unwrap(), HeaderValue::from_static("a"))
+            );
         }
     }
 
@@ -235,7 +358,7 @@ pub(super) mod tests {
         let mut policy = (*policy).clone();
         // Fields that the gateway sets itself are reset before the comparison.
         policy.label = layer::Policy::new().label;
-        policy.methods = None;
+        (policy.methods, policy.path) = (None, None);
         policy.upstream_timeout -= PROXY_FIRST;
         policy
     }
@@ -265,12 +388,30 @@ pub(super) mod tests {
             ("key = { min_length = 20 }", new().key_min_length(20)),
             (
                 "key = { from = \"json\", pointer = \"/id\" }\ntenant = \"public\"",
-                new().key_from(KeySource::Json(pointer("/id"))).tenant(Tenant::Public),
+                new().key_from(KeySource::json("/id")).tenant(Tenant::Public),
+            ),
+            (
+                "key = { from = \"header\", name = \"X-GitHub-Delivery\" }\ntenant = \"public\"",
+                new().key_from(KeySource::header("x-github-delivery")).tenant(Tenant::Public),
+            ),
+            (
+                "key = { from = \"query\", name = \"order\", required = false }\ntenant = \"public\"",
+                {
+                    let mut policy = new().key_from(KeySource::query("order")).tenant("public");
+                    policy.key.required = false;
+                    policy
+                },
+            ),
+            (
+                "key = { from = \"derive\", parts = [\"header:X-A\", \"query:b\", \"json:/c\"] }\ntenant = \"public\"",
+                new()
+                    .key_from(KeySource::derive(["header:x-a", "query:b", "/c"]))
+                    .tenant(Tenant::Public),
             ),
             (
                 "key = { from = \"derive\", parts = [\"json:/a\"] }\ntenant = { header = \"X-A\" }",
                 new()
-                    .key_from(KeySource::Derive(vec![pointer("/a")]))
+                    .key_from(KeySource::derive(["/a"]))
                     .tenant(Tenant::Header(HeaderName::from_static("x-a"))),
             ),
             (
@@ -298,6 +439,11 @@ pub(super) mod tests {
                 new().key_required().velocity([By::Tenant, By::Json(pointer("/card"))], rate),
             ),
             ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
+            (
+                "duplicate_payload = { window = \"9s\", action = \"reject\" }",
+                new().duplicate_payload(secs(9), layer::DuplicateAction::Reject),
+            ),
+            ("duplicate_payload = { action = \"off\" }", new()),
             (
                 "record = [\"503\"]\nrelease = [\"5xx\"]\nmark_unknown = [\"404\"]",
                 new().record(["503"]).release(["5xx"]).mark_unknown(["404"]),

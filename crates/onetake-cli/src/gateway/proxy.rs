@@ -7,9 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, UPGRADE};
-use http::uri::PathAndQuery;
+use http::header::{
+    CONNECTION, HOST, HeaderMap, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
 use http::{Method, Request, Response, StatusCode, Uri, Version};
+use http_body::Body as _;
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
@@ -20,15 +23,18 @@ use tracing::{Instrument, Span};
 
 use onetake_core::engine::SPANS;
 use onetake_core::{Cause, Clock, Reference, SystemClock};
+use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
 };
 
 use super::edge::ConnectionPermit;
-use super::plan::Plan;
+use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
+use super::plan::{Plan, Target};
+use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, Upstreams};
+use super::upstream::{Evidence, NoResponse, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -36,7 +42,7 @@ use crate::traces::pass_on;
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 
 /// The body of a response: the upstream's, or one of the gateway itself.
-pub(super) type Body = Either<Incoming, Full<Bytes>>;
+pub(super) type Body = Either<Held<UpstreamBody>, Full<Bytes>>;
 
 /// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
@@ -48,9 +54,11 @@ struct Forwarder {
 }
 
 impl Proxy {
-    pub(super) fn new(connector: Connector) -> Self {
+    /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
+    /// that of HTTP/2 connections.
+    pub(super) fn new(connector: Connector, idle_max: usize, ping_interval: Duration) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, Arc::clone(&clock));
+        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock), ping_interval);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
@@ -80,30 +88,41 @@ impl Forwarder {
             reference: attempt.map(|attempt| attempt.id.reference()),
             answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
         };
-        let Some((plan, upstream)) =
-            plan.and_then(|plan| Some((Arc::clone(&plan), plan.upstream.clone()?)))
-        else {
+        let upstream = plan.as_ref().and_then(|plan| plan.upstream.as_ref());
+        let (Some(plan), Some(upstream)) = (&plan, upstream) else {
             let detail = "This request cannot be forwarded, because the gateway has no upstream for it. Report it to the operator of the service.";
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
+        let place = request.extensions().get::<ConnectionPermit>().cloned();
         // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
-        let place = request.extensions().get::<ConnectionPermit>().cloned();
-        address(&mut request, upgrade.is_some());
-        let span = span_to(&upstream);
+        let Some(path) = upstream.path(request.uri().path_and_query()) else {
+            return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
+        };
+        *request.uri_mut() = path.into();
+        let accepts_trailers = address(&mut request, upstream, upgrade.is_some());
+        let timeout = patience(plan.timeout, left);
+        let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
+        let timeout = match asked.reference.is_none() && is_grpc(request.headers()) {
+            // A call without a key is not touched, and may be a stream. It has the time that its
+            // client gives it.
+            true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
+            false => timeout,
+        };
+        let to = (&upstream.server, plan.gate);
         let sent = self
-            .send(&upstream, request, upgrade.is_some(), patience(plan.timeout, left))
+            .send(to, request, place.as_ref(), upgrade.is_some(), timeout)
             .instrument(span.clone());
         match sent.await {
-            Ok(response) => {
+            Ok((response, permits)) => {
                 let status = i64::from(response.status().as_u16());
                 span.record("http.response.status_code", status);
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, place, asked)
+                received(response, upgrade, accepts_trailers, (place, permits), asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
@@ -111,6 +130,7 @@ impl Forwarder {
                 match code {
                     Code::UpstreamTimeout => asked.timed_out(),
                     Code::UpstreamInterrupted => asked.interrupted(),
+                    Code::Overloaded => asked.overloaded(),
                     _ => asked.unreachable(),
                 }
             }
@@ -120,28 +140,44 @@ impl Forwarder {
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        upstream: &Uri,
+        (upstream, gate): (&Uri, usize),
         request: Request<RequestBody<Incoming>>,
+        place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
-    ) -> Result<Response<Incoming>, Code> {
+    ) -> Result<(Response<UpstreamBody>, Permits), Code> {
         let mut evidence = Evidence::default();
         let sending = async {
-            match upgrade {
+            let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
+            let sent = match upgrade {
                 false => self.upstreams.send(upstream, request, &mut evidence).await,
                 true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
-            }
+            };
+            let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
+            Ok((response, permits))
         };
-        let (answered, if_sent) = tokio::select! {
+        let answered = tokio::select! {
             biased;
-            answered = sending => (answered, Code::UpstreamInterrupted),
-            () = self.clock.sleep(timeout) => (Err(NoResponse), Code::UpstreamTimeout),
+            answered = sending => answered,
+            () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
         };
-        answered.map_err(|NoResponse| match evidence.may_be_sent() {
-            true => if_sent,
-            false => Code::UpstreamUnreachable,
+        answered.map_err(|code| match code {
+            Code::Overloaded => code,
+            code if evidence.may_be_sent() => code,
+            _ => Code::UpstreamUnreachable,
         })
     }
+}
+
+/// The permits of a request to an upstream: for its socket, and of that upstream.
+type Permits = [Option<Permit>; 2];
+
+/// Waits for the permits of a request to an upstream.
+async fn enter(place: Option<&ConnectionPermit>, gate: usize) -> Result<Permits, GateFull> {
+    let Some(place) = place else { return Ok([None, None]) };
+    let upstream = place.enter(gate).await?;
+    let socket = place.enter(UPSTREAM_SOCKETS).await?;
+    Ok([Some(socket), Some(upstream)])
 }
 
 /// The trace span of a call to the upstream.
@@ -168,42 +204,63 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 /// allowed: after one to `h2c`, requests would pass through unchecked.
 fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
     let headers = request.headers();
-    let is = |name: HeaderName, word: &str| {
-        let mut words = headers
-            .get_all(name)
-            .iter()
-            .flat_map(|value| value.to_str().unwrap_or_default().split(','));
-        words.any(|found| found.trim().eq_ignore_ascii_case(word))
-    };
-    let wanted = is(UPGRADE, "websocket")
-        && is(CONNECTION, "upgrade")
+    let wanted = has_word(headers, UPGRADE, "websocket")
+        && has_word(headers, CONNECTION, "upgrade")
         && headers.contains_key(SEC_WEBSOCKET_KEY)
         && request.method() == Method::GET
         && request.version() == Version::HTTP_11;
     wanted.then(|| hyper::upgrade::on(request))
 }
 
-/// Rewrites the request for the upstream.
-fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
-    let path = request.uri().path_and_query().cloned();
-    *request.uri_mut() = path.unwrap_or_else(|| PathAndQuery::from_static("/")).into();
+/// True if a list header has this word.
+fn has_word(headers: &HeaderMap, name: HeaderName, word: &str) -> bool {
+    let values = headers.get_all(name).into_iter();
+    let mut words = values.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+    words.any(|found| found.trim().eq_ignore_ascii_case(word))
+}
+
+/// Removes the headers of one connection, except the names of the trailers.
+fn strip_but_trailer(headers: &mut HeaderMap) {
+    let names = headers.remove(TRAILER);
+    strip_hop_by_hop(headers);
+    if let Some(names) = names {
+        headers.insert(TRAILER, names);
+    }
+}
+
+/// Rewrites the request for the upstream. Returns true if the client accepts trailers.
+fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgrade: bool) -> bool {
+    // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
+    // one.
+    let is_chunked =
+        !request.body().is_end_stream() && request.body().size_hint().exact().is_none();
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
-    let trailers = headers.get(TE).is_some_and(|value| value == "trailers");
-    strip_hop_by_hop(headers);
-    if trailers {
+    if let Some(host) = &upstream.host {
+        headers.insert(HOST, host.clone());
+    }
+    let accepts_trailers = has_word(headers, TE, "trailers");
+    // The edge has checked the names.
+    strip_but_trailer(headers);
+    if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONNECTION, HeaderValue::from_static("te"));
+    }
+    if is_chunked {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
+    accepts_trailers
 }
 
 fn received(
-    mut response: Response<Incoming>,
+    mut response: Response<UpstreamBody>,
     client: Option<OnUpgrade>,
-    place: Option<ConnectionPermit>,
+    accepts_trailers: bool,
+    held: (Option<ConnectionPermit>, Permits),
     asked: Asked,
 ) -> Response<Body> {
     *response.version_mut() = Version::HTTP_11;
@@ -214,12 +271,16 @@ fn received(
         let upstream = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
             tunnel(client, upstream).await;
-            drop(place);
+            drop(held);
         });
-        return response.map(Either::Left);
+        return response.map(|body| Either::Left(Held::new(body, [None, None])));
     }
-    strip_hop_by_hop(response.headers_mut());
-    response.map(Either::Left)
+    match accepts_trailers {
+        true => strip_but_trailer(response.headers_mut()),
+        false => strip_hop_by_hop(response.headers_mut()),
+    }
+    let (_place, permits) = held;
+    response.map(|body| Either::Left(Held::new(body, permits)))
 }
 
 /// Copies bytes in both directions until both sides are done.
@@ -246,17 +307,28 @@ impl Asked {
         self.told(problem, Disposition::Release, Cause::Interrupted)
     }
 
+    /// Too many requests are in flight: the attempt is released.
+    fn overloaded(self) -> Response<Body> {
+        self.told(GateFull.problem(), Disposition::Release, Cause::Interrupted)
+    }
+
     /// Sent without a response: the outcome is unknown.
     fn interrupted(self) -> Response<Body> {
         let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let cause = Cause::Reported("the upstream closed the connection without a response".into());
-        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
+        let problem = Problem::new(Code::UpstreamInterrupted, detail);
+        self.told(self.with_retry(problem), Disposition::Unknown, cause)
     }
 
     fn timed_out(self) -> Response<Body> {
         let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let problem = Problem::new(Code::UpstreamTimeout, detail);
-        self.told(problem, Disposition::Unknown, Cause::TimedOut)
+        self.told(self.with_retry(problem), Disposition::Unknown, Cause::TimedOut)
+    }
+
+    /// Without a key, a retry may run what was run already.
+    fn with_retry(self, problem: Problem) -> Problem {
+        problem.retryable(self.reference.is_some())
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {

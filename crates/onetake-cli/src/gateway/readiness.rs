@@ -39,7 +39,8 @@ impl Readiness {
         Self { engine, key_sets, latest: Arc::default() }
     }
 
-    /// Whether every key set was fetched once and the store answers, by a look that is no older than [`FRESH`] or still under way.
+    /// Whether every key set was fetched once and the store answers, by a look that is no older
+    /// than [`FRESH`] or still under way.
     ///
     /// # Errors
     /// With the reason if the store does not respond.

@@ -1,87 +1,69 @@
-//! Client connections: accept, limits, timeouts, drain.
+//! The listener for clients: accept, limits, drain.
 
-use std::convert::Infallible;
-use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
-use std::pin::pin;
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::BoxFuture;
-use http::{Request, Response};
-use hyper::body::{Body, Incoming};
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use onetake_core::Clock;
-use onetake_core::clock::micros;
-use onetake_http::BoxError;
 
+use super::client_connection::{self, Answer, ClientConnection};
 use super::cores::Cores;
-use super::edge::ConnectionPermit;
+use super::in_flight::{Connection, Gates};
+use super::phase::Phase;
+use super::timeouts::Timeouts;
 use super::tls::Acceptor;
+use crate::config::Limits;
 
-/// Maximum number of connections. More wait in the operating system's queue.
-const CONNECTIONS_MAX: usize = 16_384;
-/// Timeout for the head of a request; over HTTP/1 this includes the idle time before it.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
-/// Idle timeout of an HTTP/2 connection, or of one that has sent nothing yet.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-/// Maximum number of headers in a request.
-const HEADERS_MAX: usize = 100;
-/// Maximum size of a request's head, in bytes.
-const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// The same for a whole HTTP/2 connection. One slow stream does not stop the others.
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// A service that answers the requests of connections.
-pub(super) trait Answer: Send + Sync + 'static {
-    /// Maximum number of concurrent requests on one HTTP/2 connection.
-    const STREAMS_MAX: u32 = 256;
-
-    /// The body of a response.
-    type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
-
-    /// Handles one request of a peer.
-    fn answer(
-        self: &Arc<Self>,
-        peer: SocketAddr,
-        place: ConnectionPermit,
-        request: Request<Incoming>,
-    ) -> BoxFuture<'static, Response<Self::Body>>;
-}
 
 /// The listener and its connections.
 #[derive(Debug)]
 pub(super) struct Server {
     stop: CancellationToken,
-    /// True before `stop` is cancelled. It is cheaper to read.
-    stopping: Arc<AtomicBool>,
+    /// It changes before `stop` is cancelled, and is cheaper to read.
+    phase: Arc<Phase>,
+    accepting: JoinHandle<()>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
 }
 
 /// The parts of the server that accept connections.
 struct Accepting<E> {
-    listener: TcpListener,
     tls: Option<Acceptor>,
     /// The cores, and the gateway of each.
     cores: Arc<Cores>,
     edges: Vec<Arc<E>>,
+    http: Arc<Builder<TokioExecutor>>,
     stop: CancellationToken,
-    stopping: Arc<AtomicBool>,
+    phase: Arc<Phase>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
+    limits: ServerLimits,
+}
+
+/// The limits of client connections.
+#[derive(Clone, Debug)]
+pub(super) struct ServerLimits {
+    pub(super) configured: Arc<Limits>,
+    pub(super) gates: Arc<Gates>,
+    /// Free places for connections. More connections wait in the operating system's queue.
+    pub(super) places: Arc<Semaphore>,
+    /// How long an idle connection is kept.
+    pub(super) keep_alive: Duration,
 }
 
 impl Server {
@@ -91,216 +73,145 @@ impl Server {
         listener: TcpListener,
         tls: Option<Acceptor>,
         (cores, edges): (Arc<Cores>, Vec<Arc<E>>),
+        limits: ServerLimits,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let server = Self {
-            stop: CancellationToken::new(),
-            stopping: Arc::default(),
-            connections: TaskTracker::new(),
-            clock: Arc::clone(&clock),
-        };
+        client_connection::describe_metrics();
+        let (stop, phase) = (CancellationToken::new(), Arc::<Phase>::default());
+        let connections = TaskTracker::new();
+        let streams_max = E::STREAMS_MAX.unwrap_or(limits.configured.max_streams);
         let accepting = Accepting {
-            listener,
             tls,
             cores,
             edges,
-            stop: server.stop.clone(),
-            stopping: Arc::clone(&server.stopping),
-            connections: server.connections.clone(),
-            clock,
+            http: Arc::new(builder(&limits.configured, streams_max)),
+            stop: stop.clone(),
+            phase: Arc::clone(&phase),
+            connections: connections.clone(),
+            clock: Arc::clone(&clock),
+            limits,
         };
-        tokio::spawn(accepting.run());
-        server
+        let accepting = tokio::spawn(accepting.run(listener));
+        Self { stop, phase, accepting, connections, clock }
+    }
+
+    /// Announces the end to clients: HTTP/1.1 responses say `Connection: close`, and HTTP/2
+    /// connections send GOAWAY with their next response. New connections are still accepted.
+    pub(super) fn leave(&self) {
+        self.phase.leave();
     }
 
     /// Stops accepting, and waits until connections have finished their requests. Returns true if
     /// all finished in time.
     pub(super) async fn shutdown(self, patience: Duration) -> bool {
-        self.stopping.store(true, Ordering::Release);
+        self.phase.stop();
         self.stop.cancel();
-        self.connections.close();
+        let finished = async {
+            let _panicked = self.accepting.await;
+            self.connections.close();
+            self.connections.wait().await;
+        };
         tokio::select! {
-            () = self.connections.wait() => true,
-            () = self.clock.sleep(patience) => false,
+            () = finished => true,
+            () = self.clock.sleep(patience) => {
+                let connections = self.connections.len();
+                tracing::warn!(connections, "connections that did not end in time are cut off");
+                false
+            }
         }
     }
 }
 
 impl<E: Answer> Accepting<E> {
-    async fn run(self) {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    async fn run(self, listener: TcpListener) {
         loop {
-            let place = Arc::clone(&places).acquire_owned();
+            let place = Arc::clone(&self.limits.places).acquire_owned();
             let (place, accepted) = tokio::select! {
-                () = self.stop.cancelled() => return,
-                accepted = async { (place.await, self.listener.accept().await) } => accepted,
+                () = self.stop.cancelled() => break,
+                accepted = async { (place.await, listener.accept().await) } => accepted,
             };
             let Ok(place) = place else { return };
-            let assigned = accepted.and_then(|(stream, peer)| self.assign(stream, peer, place));
+            // The core's runtime waits for the socket from now on.
+            let assigned = accepted
+                .and_then(|(stream, peer)| Ok((stream.into_std()?, peer)))
+                .map(|(stream, peer)| self.assign(stream, peer, place));
             if let Err(error) = assigned {
                 // Out of file descriptors, or the peer has gone already: neither ends the gateway.
                 tracing::warn!(%error, "a connection could not be accepted");
                 self.clock.sleep(ACCEPT_PAUSE).await;
             }
         }
+        if let Err(error) = self.accept_rest(listener) {
+            tracing::debug!(%error, "connections in the queue were not accepted");
+        }
+    }
+
+    /// Accepts the connections that are in the operating system's queue already. It would reset
+    /// them when the listener closes, and their clients could not know whether a request was read.
+    fn accept_rest(&self, listener: TcpListener) -> io::Result<()> {
+        let listener = listener.into_std()?;
+        while let Ok(place) = Arc::clone(&self.limits.places).try_acquire_owned() {
+            match listener.accept() {
+                Ok((stream, peer)) => {
+                    stream.set_nonblocking(true)?;
+                    self.assign(stream, peer, place);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Gives a connection to the core with the fewest.
-    fn assign(
-        &self,
-        stream: TcpStream,
-        peer: SocketAddr,
-        place: OwnedSemaphorePermit,
-    ) -> io::Result<()> {
-        let Some((number, runtime, on_core)) = self.cores.least_busy() else { return Ok(()) };
-        let Some(edge) = self.edges.get(number).cloned() else { return Ok(()) };
-        let (stop, clock) = (self.stop.clone(), Arc::clone(&self.clock));
-        let stopping = Arc::clone(&self.stopping);
-        let place = Arc::new(place);
-        let connection = ClientConnection { edge, peer, stop, stopping, clock, place };
-        // The core's runtime waits for the socket from now on.
-        let stream = stream.into_std()?;
-        let tls = self.tls.clone();
+    fn assign(&self, stream: StdTcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
+        let Some((number, runtime, on_core)) = self.cores.least_busy() else { return };
+        let Some(edge) = self.edges.get(number).cloned() else { return };
+        let connection = ClientConnection {
+            edge,
+            peer,
+            stop: self.stop.clone(),
+            phase: Arc::clone(&self.phase),
+            clock: Arc::clone(&self.clock),
+            place: Connection::new(place, &self.limits.gates),
+            timeouts: Timeouts {
+                keep_alive: self.limits.keep_alive,
+                head: self.limits.configured.header_timeout,
+            },
+        };
+        let (tls, http) = (self.tls.clone(), Arc::clone(&self.http));
         let serving = async move {
             let _on_core = on_core;
             match TcpStream::from_std(stream) {
-                Ok(stream) => connection.open(stream, tls).await,
+                Ok(stream) => connection.open(stream, tls, &http).await,
                 Err(error) => tracing::warn!(%error, "a connection could not be served"),
             }
         };
         self.connections.spawn_on(serving, runtime);
-        Ok(())
     }
 }
 
-/// One client's connection.
-struct ClientConnection<E> {
-    edge: Arc<E>,
-    peer: SocketAddr,
-    stop: CancellationToken,
-    /// True before `stop` is cancelled.
-    stopping: Arc<AtomicBool>,
-    clock: Arc<dyn Clock>,
-    place: ConnectionPermit,
-}
-
-/// Number of requests in progress on a connection, and the time of the last one.
-#[derive(Default)]
-struct Activity {
-    requests: AtomicUsize,
-    last: AtomicU64,
-}
-
-impl<E: Answer> ClientConnection<E> {
-    async fn open(self, stream: TcpStream, tls: Option<Acceptor>) {
-        let _best_effort = stream.set_nodelay(true);
-        let Some(tls) = tls else {
-            return self.serve(stream).await;
-        };
-        let opened = tokio::select! {
-            opened = tls.accept(stream) => opened,
-            () = self.stop.cancelled() => return,
-        };
-        match opened {
-            Ok(stream) => self.serve(stream).await,
-            // Scanners, probes, and clients that do not trust our certificate: not errors of the
-            // gateway.
-            Err(error) => tracing::debug!(%error, "a TLS handshake with a client failed"),
-        }
-    }
-
-    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let activity = Arc::new(Activity::default());
-        activity.last.store(micros(self.clock.monotonic()), Ordering::Relaxed);
-        let service = service_fn(|request: Request<Incoming>| {
-            let (activity, clock) = (Arc::clone(&activity), Arc::clone(&self.clock));
-            let answer = self.edge.answer(self.peer, Arc::clone(&self.place), request);
-            async move {
-                let busy = Busy::new(activity, clock);
-                let response = answer.await;
-                drop(busy);
-                Ok::<_, Infallible>(response)
-            }
-        });
-        let builder = builder(E::STREAMS_MAX);
-        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        let mut connection = pin!(connection);
-        let mut stopped = pin!(self.stop.cancelled());
-        // The connection is polled at every event. The stop signal is shared by all connections, so
-        // it is asked only if it was never asked, or is set.
-        let mut is_listening = false;
-        let mut check = self.clock.sleep(IDLE_TIMEOUT / 3);
-        let ended = poll_fn(|cx| {
-            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
-                return Poll::Ready(Some(ended));
-            }
-            if !is_listening || self.stopping.load(Ordering::Acquire) {
-                is_listening = true;
-                if stopped.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-            }
-            while check.as_mut().poll(cx).is_ready() {
-                if activity.is_idle(self.clock.monotonic()) {
-                    return Poll::Ready(None);
-                }
-                check = self.clock.sleep(IDLE_TIMEOUT / 3);
-            }
-            Poll::Pending
-        });
-        if let Some(ended) = ended.await {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended with an error");
-            }
-            return;
-        }
-        connection.as_mut().graceful_shutdown();
-        let _ended = connection.await;
-    }
-}
-
-impl Activity {
-    fn is_idle(&self, monotonic: Duration) -> bool {
-        let last = Duration::from_micros(self.last.load(Ordering::Relaxed));
-        self.requests.load(Ordering::Relaxed) == 0 && monotonic.saturating_sub(last) >= IDLE_TIMEOUT
-    }
-}
-
-/// Counts a request while it is in progress.
-struct Busy {
-    activity: Arc<Activity>,
-    clock: Arc<dyn Clock>,
-}
-
-impl Busy {
-    fn new(activity: Arc<Activity>, clock: Arc<dyn Clock>) -> Self {
-        activity.requests.fetch_add(1, Ordering::Relaxed);
-        Self { activity, clock }
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.activity.last.store(micros(self.clock.monotonic()), Ordering::Relaxed);
-        self.activity.requests.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn builder(streams_max: u32) -> Builder<TokioExecutor> {
+/// The protocols. The timeouts of HTTP/1.1 are not hyper's: its timeout for a head includes the idle
+/// time before the head.
+fn builder(limits: &Limits, streams_max: usize) -> Builder<TokioExecutor> {
+    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let mut builder = Builder::new(TokioExecutor::new());
     builder
         .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEADER_TIMEOUT)
-        .max_headers(HEADERS_MAX)
-        .max_buf_size(HEAD_BYTES_MAX)
+        .header_read_timeout(None)
+        .max_headers(limits.max_headers)
+        .max_buf_size(limits.max_header_bytes)
         .keep_alive(true);
     builder
         .http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(Duration::from_secs(20))
         .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(streams_max)
-        .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX));
+        .max_concurrent_streams(narrow(streams_max))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        // The edge refuses heads above the limit with a problem. Above this one, the protocol
+        // refuses them without a body.
+        .max_header_list_size(narrow(limits.max_header_bytes.saturating_mul(2)));
     builder
 }

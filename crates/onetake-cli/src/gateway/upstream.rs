@@ -1,12 +1,18 @@
-//! Connections to upstreams, over HTTP/1.1. Each core has its own.
+//! Connections to upstreams. Each core has its own.
 //!
-//! A connection has no task of its own. The request that uses it drives it: it writes the request
+//! `http://` is HTTP/1.1, and `h2c://` is HTTP/2. An `https://` upstream chooses when a connection
+//! is opened (ALPN). The file `http2.rs` has HTTP/2, and this one HTTP/1.1.
+//!
+//! An HTTP/1.1 connection has no task of its own. The request that uses it drives it: it writes the request
 //! and reads the response in the request's own task. If a body is still under way when the head of
 //! the response is there, a task drives the rest of it. Nothing drives an idle connection.
 //!
 //! It is known exactly which requests may have been sent: those that a connection has taken. hyper
 //! gives a request back if the connection ended before it took the request. Only such a request is
 //! sent again, on another connection.
+
+mod body;
+mod http2;
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
@@ -15,28 +21,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response, Uri};
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use tower::ServiceExt;
 
 use onetake_core::Clock;
 use onetake_http::BoxError;
 
-use super::tls::{Connector, Opening, Stream};
+use super::tls::{Connector, Opening, Protocols, Stream};
+pub(super) use body::UpstreamBody;
+use http2::{Failed, Http2, SendAgain};
 
 /// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
 /// five, and a request that is on its way at that moment would have an unknown outcome.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// Maximum number of idle connections to one upstream, for each core.
-const IDLE_MAX: usize = 1_024;
+/// Maximum number of headers in a response. A response with more has an unknown outcome.
+const HEADERS_MAX: usize = 512;
 
 /// The connections of one core, for requests with bodies of one type.
 pub(super) struct Upstreams<B: Body + 'static> {
     connector: Connector,
     idle: Arc<Idle<B>>,
+    http2: Http2<B>,
 }
 
 /// The evidence of what the upstream may have received of a request.
@@ -44,7 +53,7 @@ pub(super) struct Upstreams<B: Body + 'static> {
 pub(super) struct Evidence {
     /// True if a connection may have taken the request.
     is_taken: bool,
-    /// The upstream's first message on that connection, if the connection is encrypted.
+    /// The upstream's first message on that connection.
     opening: Option<Opening>,
 }
 
@@ -52,7 +61,8 @@ impl Evidence {
     /// True if the upstream may have received any part of the request.
     ///
     /// It cannot have if no connection has taken the request: that is known before the first byte
-    /// is written. It also cannot have if the upstream refused the TLS handshake.
+    /// is written. It also cannot have if the upstream refused the TLS handshake, or if it speaks
+    /// HTTP/2 only and got a request of HTTP/1.1.
     pub(super) fn may_be_sent(&self) -> bool {
         self.is_taken && !self.opening.as_ref().is_some_and(Opening::was_refused)
     }
@@ -66,13 +76,26 @@ impl Evidence {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoResponse;
 
+/// A new connection, by the protocol that the upstream has chosen.
+enum Opened<B: Body + 'static> {
+    Http1(Box<Connection<B>>),
+    Http2(Box<Stream>),
+}
+
 impl<B> Upstreams<B>
 where
-    B: Body<Data: Send, Error: Into<BoxError>> + Send + Unpin + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
 {
-    pub(super) fn new(connector: Connector, clock: Arc<dyn Clock>) -> Self {
-        let idle = Idle { connections: Mutex::default(), clock };
-        Self { connector, idle: Arc::new(idle) }
+    /// Keeps up to `idle_max` idle connections of HTTP/1.1.
+    pub(super) fn new(
+        connector: Connector,
+        idle_max: usize,
+        clock: Arc<dyn Clock>,
+        ping_interval: Duration,
+    ) -> Self {
+        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval);
+        let idle = Idle { connections: Mutex::default(), max: idle_max, clock };
+        Self { connector, idle: Arc::new(idle), http2 }
     }
 
     /// Sends a request with a relative target to an upstream. The evidence stays true if this
@@ -80,21 +103,52 @@ where
     pub(super) async fn send(
         &self,
         upstream: &Uri,
+        request: Request<B>,
+        evidence: &mut Evidence,
+    ) -> Result<Response<UpstreamBody>, NoResponse> {
+        let is_http2 = match Protocols::of(upstream) {
+            Protocols::Http1 => false,
+            Protocols::Http2 => true,
+            Protocols::Either => self.http2.is_spoken_by(upstream),
+        };
+        if !is_http2 {
+            return self.send_over_http1(upstream, request, evidence).await;
+        }
+        // Boxed, so that the futures of other requests do not hold it.
+        match Box::pin(self.http2.send(upstream, request, evidence)).await {
+            Ok(response) => Ok(response),
+            Err(Failed::NoResponse) => Err(NoResponse),
+            Err(Failed::SpeaksHttp1(request)) => {
+                self.send_over_http1(upstream, *request, evidence).await
+            }
+        }
+    }
+
+    async fn send_over_http1(
+        &self,
+        upstream: &Uri,
         mut request: Request<B>,
         evidence: &mut Evidence,
-    ) -> Result<Response<Incoming>, NoResponse> {
+    ) -> Result<Response<UpstreamBody>, NoResponse> {
         loop {
             let reused = self.idle.take(upstream);
             let is_new = reused.is_none();
             let mut connection = match reused {
                 Some(connection) => connection,
-                None => self.connect(upstream).await?,
+                None => match self.connect(upstream, Protocols::of(upstream)).await? {
+                    Opened::Http1(connection) => *connection,
+                    Opened::Http2(stream) => {
+                        self.http2.adopt(upstream, *stream).await?;
+                        let sending = Box::pin(self.http2.send(upstream, request, evidence));
+                        return sending.await.map_err(|_| NoResponse);
+                    }
+                },
             };
             *evidence = Evidence::taken_by(&connection.opening);
             match connection.exchange(request).await {
                 Ok(response) => {
                     self.idle.put_when_done(upstream, connection);
-                    return Ok(response);
+                    return Ok(response.map(UpstreamBody::http1));
                 }
                 // The connection ended before it took the request: nothing was written.
                 Err(mut error) => match error.take_message() {
@@ -117,20 +171,27 @@ where
         upstream: &Uri,
         request: Request<B>,
         evidence: &mut Evidence,
-    ) -> Result<Response<Incoming>, NoResponse> {
-        let Connection { mut sender, io, opening, .. } = self.connect(upstream).await?;
+    ) -> Result<Response<UpstreamBody>, NoResponse> {
+        let opened = self.connect(upstream, Protocols::Http1).await?;
+        let Opened::Http1(connection) = opened else { return Err(NoResponse) };
+        let Connection { mut sender, io, opening, .. } = *connection;
         tokio::spawn(io.with_upgrades());
         *evidence = Evidence::taken_by(&opening);
-        sender.send_request(request).await.map_err(|_| NoResponse)
+        let response = sender.send_request(request).await.map_err(|_| NoResponse)?;
+        Ok(response.map(UpstreamBody::http1))
     }
 
-    async fn connect(&self, upstream: &Uri) -> Result<Connection<B>, NoResponse> {
-        let stream = self.connector.clone().oneshot(upstream.clone()).await;
-        let stream = stream.map_err(|_| NoResponse)?;
-        let opening = stream.inner().opening();
-        let (sender, io) = http1::handshake(stream).await.map_err(|_| NoResponse)?;
+    async fn connect(&self, upstream: &Uri, protocols: Protocols) -> Result<Opened<B>, NoResponse> {
+        let stream = self.connector.open(upstream, protocols).await.map_err(|_| NoResponse)?;
+        if stream.speaks_http2() {
+            return Ok(Opened::Http2(Box::new(stream)));
+        }
+        let opening = stream.opening();
+        let handshake = http1::Builder::new().max_headers(HEADERS_MAX).handshake(TokioIo::new(stream));
+        let (sender, io) = handshake.await.map_err(|_| NoResponse)?;
         let (io, since) = (Box::new(io), Duration::ZERO);
-        Ok(Connection { sender, io, opening, is_closed: false, since })
+        let connection = Connection { sender, io, opening, is_closed: false, since };
+        Ok(Opened::Http1(Box::new(connection)))
     }
 }
 
@@ -138,7 +199,7 @@ where
 struct Connection<B: Body + 'static> {
     sender: SendRequest<B>,
     io: Box<http1::Connection<TokioIo<Stream>, B>>,
-    /// The upstream's first message, if the connection is encrypted.
+    /// The upstream's first message.
     opening: Option<Opening>,
     is_closed: bool,
     /// When it became idle, by the monotonic clock.
@@ -184,6 +245,8 @@ where
 /// The idle connections of one core. The one that was used last is used next.
 struct Idle<B: Body + 'static> {
     connections: Mutex<HashMap<Uri, Vec<Connection<B>>>>,
+    /// Maximum number of connections, to all upstreams.
+    max: usize,
     clock: Arc<dyn Clock>,
 }
 
@@ -229,9 +292,11 @@ where
         connection.since = self.clock.monotonic();
         let mut all = self.lock();
         let was_empty = all.is_empty();
+        if all.values().map(Vec::len).sum::<usize>() >= self.max {
+            return;
+        }
         match all.get_mut(upstream) {
-            Some(connections) if connections.len() < IDLE_MAX => connections.push(connection),
-            Some(_full) => {}
+            Some(connections) => connections.push(connection),
             None => drop(all.insert(upstream.clone(), vec![connection])),
         }
         drop(all);
@@ -268,7 +333,6 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
     use http_body_util::Full;
     use onetake_core::SystemClock;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -278,7 +342,14 @@ mod tests {
 
     fn upstreams() -> Upstreams<Full<Bytes>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        Upstreams::new(Connector::new(None, Arc::clone(&clock)).unwrap(), clock)
+        let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
+        Upstreams::new(connector, 8, clock, Duration::from_secs(360))
+    }
+
+    impl SendAgain for Full<Bytes> {
+        fn copied(&self) -> Option<Self> {
+            Some(self.clone())
+        }
     }
 
     fn request() -> Request<Full<Bytes>> {

@@ -196,7 +196,8 @@ fn is_plain(uri: &Uri) -> bool {
         && uri.query().is_none()
 }
 
-fn is_loopback(uri: &Uri) -> bool {
+/// True if the host of a URL is this machine.
+pub(crate) fn is_loopback(uri: &Uri) -> bool {
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
     let address = host.parse::<std::net::IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback())

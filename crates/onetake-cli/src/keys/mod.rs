@@ -10,8 +10,11 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
+use onetake_core::Reference;
+
 use crate::cli::{Failed, say};
 use crate::config;
+pub(crate) use client::is_loopback;
 use client::{AdminClient, RequestError};
 
 /// The states of a key.
@@ -244,11 +247,25 @@ impl Get {
                 client.post(client::LOOKUP, &asked).await?
             }
             (None, name) => {
-                let path = key_path(&name.unwrap_or_default(), "");
+                let name = name.unwrap_or_default();
+                if !is_reference_or_id(&name) {
+                    let what = format!(
+                        "`{name}` is neither a reference (such as 9B5H-6U57-LCAG) nor an id of 32 \
+                         hexadecimal digits. To find a key as the client sent it, write \
+                         `onetake keys get --key KEY --tenant TENANT`"
+                    );
+                    return Err(Failed(what, 2));
+                }
+                let path = key_path(&name, "");
                 client.get(&path, &[("body", self.body.to_string())]).await?
             }
         })
     }
+}
+
+fn is_reference_or_id(name: &str) -> bool {
+    let is_id = name.len() == 32 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_id || name.parse::<Reference>().is_ok()
 }
 
 /// The path of a key. The name is escaped, so it stays within its segment.
@@ -386,5 +403,20 @@ impl ResolveArgs {
         }
         let more = Map::from_iter([("outcome".to_owned(), outcome)]);
         self.change.send(client, "resolve", more).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_reference_or_id;
+
+    #[test]
+    fn a_key_is_not_mistaken_for_a_reference() {
+        for name in ["9B5H-6U57-LCAG", "9b5h6u57lcag", "45c1d953866d587e495c546b316b7767"] {
+            assert!(is_reference_or_id(name), "{name}");
+        }
+        for name in ["", "order-17", "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90", "9B5H-6U57"] {
+            assert!(!is_reference_or_id(name), "{name}");
+        }
     }
 }

@@ -181,7 +181,7 @@ async fn sink(
         }
         #[cfg(not(feature = "nats"))]
         SinkConfig::Nats { url, .. } => {
-            let what = "this build does not support NATS; build onetake with the feature `nats`";
+            let what = "this build does not support NATS; build onetake with `--features nats`";
             Err(Failed(format!("relay.sink {url}: {what}"), 2))
         }
         SinkConfig::Webhook { url, secrets } => {

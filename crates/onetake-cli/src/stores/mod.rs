@@ -19,6 +19,7 @@ use onetake_core::{
 };
 #[cfg(feature = "sqlite")]
 use onetake_stores::SqliteStore;
+use onetake_stores::embedded::EmbeddedOptions;
 use onetake_stores::{
     Diagnosis, EmbeddedStore, EncryptionKey, FileJournal, Finding, SealedJournal, SealedStore,
     Sealer,
@@ -34,6 +35,8 @@ use onetake_stores::{RedisOptions, RedisStore, RedisVelocity};
 
 #[cfg(feature = "postgres")]
 use crate::config::ServerUrl;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
+use crate::config::StoreTimeouts;
 use crate::config::{Config, StoreConfig, StoreUrl};
 
 /// Concurrent writes of one kind to a store behind a network: one is on its way while another is
@@ -124,7 +127,7 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
         StoreUrl::DynamoDb(_) => "dynamodb",
     };
     let what = format!(
-        "this build does not support this store; build onetake with the feature `{feature}`"
+        "this build does not support this store; build onetake with `--features {feature}`"
     );
     failed(action, url)(what)
 }
@@ -135,7 +138,9 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
 /// # Errors
 /// If the store cannot be reached or used: the error names the store, the cause and the fix.
 pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
-    let opened = open_bare(config).await?;
+    let mut opened = open_bare(config).await?;
+    opened.limits.claim_patience = config.timeouts.claim;
+    opened.limits.settle_patience = config.timeouts.settle;
     let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
     tokio::spawn(recordings::miss_keys(Arc::clone(&opened.store), configured));
     let keys = config.encryption.iter();
@@ -185,8 +190,9 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             Ok(OpenStore::local(MemoryStore::new(), 0))
         }
         StoreUrl::Embedded(folder) => {
-            let folder = folder.clone();
-            let opened = blocking(move || EmbeddedStore::open(folder)).await;
+            let (folder, clock) = (folder.clone(), Arc::new(SystemClock));
+            let options = EmbeddedOptions { memory_bytes: config.memory_bytes };
+            let opened = blocking(move || EmbeddedStore::open_as(folder, options, clock)).await;
             let store = opened.map_err(failed(OPEN, &config.url))?;
             let interrupted = store.interrupted();
             let mut open = OpenStore::local(store, interrupted);
@@ -201,7 +207,10 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
         }
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            let store = PostgresStore::open(url.expose(), postgres_options(config.allow_lossy));
+            let store = PostgresStore::open(
+                url.expose(),
+                postgres_options(config.allow_lossy, config.timeouts),
+            );
             let store = store.await.map_err(failed(OPEN, url))?;
             match &config.filter {
                 None => Ok(OpenStore::shared(store)),
@@ -210,12 +219,12 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
         }
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => {
-            let store = RedisStore::open(url.expose(), RedisOptions::default()).await;
+            let store = RedisStore::open(url.expose(), redis_options(config.timeouts)).await;
             Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let store = DynamoStore::open(url.expose(), DynamoOptions::default()).await;
+            let store = DynamoStore::open(url.expose(), dynamo_options(config.timeouts)).await;
             Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
         }
         #[cfg(not(all(
@@ -238,7 +247,10 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
     match &config.url {
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            let store = PostgresStore::open(url.expose(), postgres_options(config.allow_lossy));
+            let store = PostgresStore::open(
+                url.expose(),
+                postgres_options(config.allow_lossy, config.timeouts),
+            );
             Ok(Arc::new(store.await.map_err(failed(OPEN, url))?))
         }
         #[cfg(feature = "sqlite")]
@@ -273,7 +285,8 @@ pub async fn open_velocity(
     match (&config.store.filter, &config.store.url) {
         #[cfg(feature = "redis")]
         (Some(url), _) | (None, StoreUrl::Redis(url)) => {
-            let opened = RedisVelocity::open(url.expose(), RedisOptions::default()).await;
+            let opened =
+                RedisVelocity::open(url.expose(), redis_options(config.store.timeouts)).await;
             let place = opened.map_err(failed("count velocity in", url))?;
             Ok(Some(Arc::new(place)))
         }
@@ -292,7 +305,8 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
         StoreUrl::Postgres(url) => {
             // Migration is allowed on a database that can lose writes. Only serving from it is
             // refused.
-            let migrated = PostgresStore::migrate(url.expose(), postgres_options(true)).await;
+            let migrated =
+                PostgresStore::migrate(url.expose(), postgres_options(true, config.timeouts)).await;
             let migrated = migrated.map_err(failed(MIGRATE, url))?;
             let to = migrated.to;
             Ok(match migrated.from {
@@ -303,7 +317,7 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let change = DynamoStore::migrate(url.expose(), DynamoOptions::default()).await;
+            let change = DynamoStore::migrate(url.expose(), dynamo_options(config.timeouts)).await;
             let said = match change.map_err(failed(MIGRATE, url))? {
                 TableChange::Created => "the table was created",
                 TableChange::IndexAdded => "the missing index was added to the table",
@@ -331,7 +345,8 @@ pub enum MigrationNaming {
     Refinery,
 }
 
-/// Writes the PostgreSQL schema as one file for each version, and returns the list of files for people.
+/// Writes the PostgreSQL schema as one file for each version, and returns the list of files for
+/// people.
 ///
 /// # Errors
 /// If a file cannot be written, or is there already with another content.
@@ -377,7 +392,7 @@ pub fn write_migrations(folder: &Path, naming: MigrationNaming) -> Result<String
 /// Always.
 #[cfg(not(feature = "postgres"))]
 pub fn write_migrations(_: &Path, _: MigrationNaming) -> Result<String, String> {
-    Err("this build does not support PostgreSQL; build onetake with the feature `postgres`"
+    Err("this build does not support PostgreSQL; build onetake with `--features postgres`"
         .to_owned())
 }
 
@@ -427,7 +442,9 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
         }
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            let looked = PostgresStore::diagnose(url.expose(), postgres_options(true)).await;
+            let looked =
+                PostgresStore::diagnose(url.expose(), postgres_options(true, config.timeouts))
+                    .await;
             let diagnosis = looked.map_err(failed(REACH, url))?;
             let mut all = vec![Examined { role: "store", url: url.to_string(), diagnosis }];
             if let Some(filter) = &config.filter {
@@ -437,13 +454,13 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
         }
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => {
-            let store = RedisStore::open(url.expose(), RedisOptions::default()).await;
+            let store = RedisStore::open(url.expose(), redis_options(config.timeouts)).await;
             let store = store.map_err(failed(REACH, url))?;
             looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let store = DynamoStore::open(url.expose(), DynamoOptions::default()).await;
+            let store = DynamoStore::open(url.expose(), dynamo_options(config.timeouts)).await;
             let store = store.map_err(failed(REACH, url))?;
             looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
         }
@@ -485,8 +502,26 @@ async fn open_sqlite(file: std::path::PathBuf) -> Result<SqliteStore, onetake_co
 }
 
 #[cfg(feature = "postgres")]
-fn postgres_options(allow_lossy: bool) -> PostgresOptions {
-    PostgresOptions { allow_lossy, ..PostgresOptions::default() }
+fn postgres_options(allow_lossy: bool, timeouts: StoreTimeouts) -> PostgresOptions {
+    let StoreTimeouts { connect, command, .. } = timeouts;
+    PostgresOptions {
+        allow_lossy,
+        connect_timeout: connect,
+        command_timeout: command,
+        ..PostgresOptions::default()
+    }
+}
+
+#[cfg(feature = "redis")]
+fn redis_options(timeouts: StoreTimeouts) -> RedisOptions {
+    let StoreTimeouts { connect, command, .. } = timeouts;
+    RedisOptions { connect_timeout: connect, command_timeout: command, ..RedisOptions::default() }
+}
+
+#[cfg(feature = "dynamodb")]
+fn dynamo_options(timeouts: StoreTimeouts) -> DynamoOptions {
+    let StoreTimeouts { connect, command, .. } = timeouts;
+    DynamoOptions { connect_timeout: connect, command_timeout: command, ..DynamoOptions::default() }
 }
 
 /// Opens the filter in front of its authority. The filter's secret is created at first use and kept
@@ -530,13 +565,13 @@ async fn open_filter(
     _: &ServerUrl,
     _: PostgresStore,
 ) -> Result<PostgresStore, StoreFailed> {
-    let what = "this build does not support filters; build onetake with the feature `filtered`";
+    let what = "this build does not support filters; build onetake with `--features filtered`";
     Err(failed("open", filter)(what))
 }
 
 #[cfg(all(feature = "postgres", not(feature = "filtered")))]
 async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
-    let what = "this build does not support filters; build onetake with the feature `filtered`";
+    let what = "this build does not support filters; build onetake with `--features filtered`";
     Err(failed("reach", filter)(what))
 }
 

@@ -14,9 +14,12 @@ pub(crate) mod blackbox;
 #[cfg(feature = "otlp")]
 pub(crate) mod collector;
 pub(crate) mod forward_auth_service;
+pub(crate) mod grpc_world;
 #[cfg(feature = "otlp")]
 pub(crate) mod log_secrecy;
+pub(crate) mod probe;
 pub(crate) mod process;
+pub(crate) mod raw_http;
 pub(crate) mod stolen_disk;
 
 use std::net::SocketAddr;
@@ -59,6 +62,14 @@ impl InProcess {
     pub(crate) fn admin(&self) -> SocketAddr {
         self.gateway.admin_address()
     }
+}
+
+/// A configuration on a store in memory, with more lines of `[gateway]` and more sections.
+pub(crate) fn configuration(upstream: &str, gateway: &str, sections: &str) -> String {
+    format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{upstream}\"\n{gateway}\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n{sections}"
+    )
 }
 
 impl Target for InProcess {

@@ -34,6 +34,22 @@ impl Process {
         Self::start_as(&arguments, folder, routes, upstream, variables).await
     }
 
+    /// Like [`Self::start`], as a process that may open this number of files. Its log has no lines
+    /// below warnings, so that a test can send many requests.
+    pub(crate) async fn start_under(
+        files_max: usize,
+        folder: &Path,
+        routes: &str,
+        upstream: &str,
+    ) -> Self {
+        let limited = format!("ulimit -n {files_max}; exec \"$0\" \"$@\"");
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_onetake"));
+        command.env("ONETAKE_LOG", "info");
+        let arguments = ["--log-format", "json", "--drain-seconds", "5"];
+        Self::spawn(command, &arguments, folder, routes, upstream).await
+    }
+
     /// Like [`Self::start_with`], with arguments.
     pub(crate) async fn start_as(
         arguments: &[&str],
@@ -42,6 +58,18 @@ impl Process {
         upstream: &str,
         variables: &[(&str, &str)],
     ) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
+        command.env("ONETAKE_LOG", "trace").envs(variables.iter().copied());
+        Self::spawn(command, arguments, folder, routes, upstream).await
+    }
+
+    async fn spawn(
+        mut command: Command,
+        arguments: &[&str],
+        folder: &Path,
+        routes: &str,
+        upstream: &str,
+    ) -> Self {
         // Port zero lets the system choose; the log shows the chosen port.
         let file = folder.join("onetake.toml");
         let text = format!(
@@ -49,10 +77,10 @@ impl Process {
             folder.join("data").display()
         );
         std::fs::write(&file, text).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
         command.arg("serve").arg("--config").arg(&file).args(arguments).current_dir(folder);
-        command.env("ONETAKE_LOG", "trace").stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.envs(variables.iter().copied());
+        // Tests do not wait for load balancers that are not there.
+        command.env("ONETAKE__GATEWAY__SHUTDOWN_DELAY", "0s");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let logs = Arc::new(Mutex::new(String::new()));
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -81,6 +109,28 @@ impl Process {
         });
         let (address, admin) = (address.unwrap(), admin.unwrap());
         Self { child, client: Client::new(address), address, admin, logs }
+    }
+
+    /// The value of a metric, with its labels; 0 if it is absent.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let call = Client::new(self.admin).post("/metrics").method("GET").body("");
+        let text = call.send().await.unwrap().text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.map_or(0.0, |value| value.parse().unwrap())
+    }
+
+    /// The largest memory that the process ever had, in bytes.
+    pub(crate) fn memory_peak(&self) -> usize {
+        let path = format!("/proc/{}/status", self.child.id().unwrap());
+        let status = std::fs::read_to_string(path).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        let kibibytes: usize = peak.trim().trim_end_matches(" kB").parse().unwrap();
+        kibibytes << 10
+    }
+
+    /// The number of files and sockets that the process has open.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id().unwrap())).unwrap().count()
     }
 
     pub(crate) async fn kill(mut self) {

@@ -1,4 +1,5 @@
-//! Deliberate bugs below a gateway and in its configuration: the black-box suite finds each of them.
+//! Deliberate bugs below a gateway and in its configuration: the black-box suite finds each of
+//! them.
 //!
 //! Bugs of stores that other suites find are tested in `onetake-core` and `onetake-stores`.
 

@@ -84,7 +84,9 @@ impl Gateway {
 
     fn spawn(&self) -> Child {
         let file = self.folder.join("onetake.toml").display().to_string();
-        let mut command = vec!["env".to_owned(), "ONETAKE_LOG=warn".to_owned()];
+        let variables = ["ONETAKE_LOG=warn", "ONETAKE__GATEWAY__SHUTDOWN_DELAY=0s"];
+        let mut command = vec!["env".to_owned()];
+        command.extend(variables.map(str::to_owned));
         if let Some(bug) = self.bug {
             let program = std::env::current_exe().unwrap().display().to_string();
             command.extend([format!("{CONFIGURATION}={file}"), format!("{BUG}={bug:?}")]);

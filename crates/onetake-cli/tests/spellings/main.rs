@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod raw_http1;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

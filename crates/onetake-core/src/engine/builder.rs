@@ -23,8 +23,8 @@ pub struct EngineBuilder {
 }
 
 impl Engine {
-    /// Builds an engine on `store`. By default it has the system's clock, [`Limits::default`], a reaper and a sweeper, and
-    /// no journal.
+    /// Builds an engine on `store`. By default it has the system's clock, [`Limits::default`], a
+    /// reaper and a sweeper, and no journal.
     #[must_use]
     pub fn builder(store: Arc<dyn Store>) -> EngineBuilder {
         EngineBuilder {

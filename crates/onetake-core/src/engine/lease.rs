@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
-use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
+use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition, transfer_time};
 use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
@@ -24,6 +24,8 @@ use super::{Attempt, Engine, EngineError, Operation, SPANS, never_started};
 const RETRY_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a settlement is tried again.
 const RETRY_MAX: Duration = Duration::from_millis(500);
+/// The time between two log lines about the same outcome that cannot be saved.
+const REPORT_PAUSE: Duration = Duration::from_secs(60);
 
 /// A granted claim. The engine renews it until it is settled.
 ///
@@ -223,10 +225,15 @@ impl Lease {
         mut self,
         transition: Transition,
     ) -> (Settling, Option<BoxFuture<'static, ()>>) {
+        let more = match &transition {
+            Transition::Complete(recording) => transfer_time(recording.bytes()),
+            _ => Duration::ZERO,
+        };
         let Some(mut settling) = self.hand_over(transition) else {
             return (Settling::Pending, None);
         };
-        let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
+        let patience = self.engine.inner.limits.settle_patience.saturating_add(more);
+        let patience = self.engine.inner.clock.sleep(patience);
         tokio::select! {
             biased;
             settled = &mut settling => (settled, None),
@@ -329,6 +336,7 @@ async fn settle(
 ) -> Settling {
     let engine = &engine.inner;
     let mut pause = RETRY_MIN;
+    let mut report_at = Duration::ZERO;
     let (settling, landing) = loop {
         let asked_at = engine.clock.monotonic();
         let answer = tokio::select! {
@@ -387,7 +395,10 @@ async fn settle(
                     engine.could_not_settle(settlement.clone());
                     break (Settling::Pending, Landing::Failed(error.into()));
                 }
-                report(&lease_state, &error);
+                if asked_at >= report_at {
+                    report(&lease_state, &error);
+                    report_at = asked_at.saturating_add(REPORT_PAUSE);
+                }
                 tokio::select! {
                     biased;
                     () = engine.stopped.cancelled() => {}
@@ -406,10 +417,21 @@ async fn settle(
             if matches!(record.state, State::Unknown { .. }) =>
         {
             engine.metrics.unknown.increment(1);
-            tracing::warn!(
-                reference = %lease_state.id.reference(), %cause,
-                "the outcome of an operation is unknown: find out what happened, then settle the key with `onetake keys`"
-            );
+            let reference = lease_state.id.reference();
+            match record.terms.on_unknown {
+                OnUnknown::Reconcile => tracing::warn!(
+                    %reference, %cause,
+                    "the outcome of an operation is unknown: the reconciler will be asked"
+                ),
+                OnUnknown::Retry => tracing::warn!(
+                    %reference, %cause,
+                    "the outcome of an operation is unknown: the next retry runs it again"
+                ),
+                _ => tracing::warn!(
+                    %reference, %cause,
+                    "the outcome of an operation is unknown: find out what happened, then settle the key with `onetake keys`"
+                ),
+            }
         }
         (Transition::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
             engine.metrics.unknown.increment(1);

@@ -47,7 +47,7 @@ impl Metrics {
             unknown_expired: counter!("onetake_unknown_expired_total"),
             released: counter!("onetake_released_total"),
             stale: counter!("onetake_stale_settlements_total"),
-            overloaded: counter!("onetake_overloaded_total"),
+            overloaded: counter!("onetake_overloaded_total", "reason" => "operations"),
             store_errors: counter!("onetake_store_errors_total"),
             bypassed: counter!("onetake_bypassed_total"),
             pending: counter!("onetake_outcomes_pending_total"),
@@ -87,7 +87,7 @@ const COUNTERS: [(&str, &str); 17] = [
     ("onetake_unknown_expired_total", "Keys that expired with an unknown outcome."),
     ("onetake_released_total", "Attempts released because they had no effect."),
     ("onetake_stale_settlements_total", "Late settlements that were ignored."),
-    ("onetake_overloaded_total", "Operations refused because too many were running."),
+    ("onetake_overloaded_total", "Requests refused by a limit, by its reason."),
     ("onetake_store_errors_total", "Errors returned by the store."),
     (
         "onetake_bypassed_total",

@@ -44,7 +44,8 @@ pub struct Limits {
     /// not answer.
     pub claim_patience: Duration,
     /// The time for which a caller waits for an outcome to become durable before it gets
-    /// [`Settling::Pending`].
+    /// [`Settling::Pending`]. A large recording gets more time: see
+    /// [`transfer_time`](crate::store::transfer_time).
     pub settle_patience: Duration,
     /// The time for which the engine keeps releasing a claim whose answer was lost, counted from
     /// the store's last error. It must be longer than a network or a stalled server can delay a

@@ -28,21 +28,21 @@ use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 /// The part of the operation's task that uses a granted lease.
 pub(super) trait Granted: Send + 'static {
     /// The answer to the caller in the end.
-    type Told: Send + 'static;
+    type Reply: Send + 'static;
 
-    fn proceed(self, lease: Lease) -> impl Future<Output = Proceeded<Self::Told>> + Send;
+    fn proceed(self, lease: Lease) -> impl Future<Output = Proceeded<Self::Reply>> + Send;
 }
 
 /// The result of using a lease.
 pub(super) struct Proceeded<T> {
-    pub(super) told: T,
+    pub(super) reply: T,
     /// The rest of the task's work after the answer: a settlement that takes long.
     pub(super) rest: Option<BoxFuture<'static, ()>>,
 }
 
 /// The result of a request. Work that was not used is returned.
 pub(super) enum Resolved<G: Granted> {
-    Proceeded(G::Told),
+    Proceeded(G::Reply),
     Answered(Answer, G),
     Failed(EngineError, Option<G>),
 }
@@ -54,7 +54,7 @@ pub(super) enum Led {
 }
 
 /// The message of the operation's task to its caller.
-enum Told<G: Granted> {
+enum TaskMessage<G: Granted> {
     Resolved(Resolved<G>),
     Found(Arc<Record>, Timestamp, G),
 }
@@ -89,8 +89,8 @@ impl Engine {
                 Entered::Full => WaitStep::Answer(Answer::InFlight),
                 Entered::Leader(flight) => {
                     match self.lead(operation, asked, flight, granted).await {
-                        Told::Resolved(resolved) => return resolved,
-                        Told::Found(record, now, unused) => {
+                        TaskMessage::Resolved(resolved) => return resolved,
+                        TaskMessage::Found(record, now, unused) => {
                             granted = unused;
                             interpret(&record, &asked, now)
                         }
@@ -147,7 +147,7 @@ impl Engine {
         asked: Fingerprint,
         flight: Arc<Flight>,
         granted: G,
-    ) -> impl Future<Output = Told<G>> + Send + use<G> {
+    ) -> impl Future<Output = TaskMessage<G>> + Send + use<G> {
         let operation = Operation { fingerprint: asked, ..operation.clone() };
         let (sender, mut receiver) = self.inner.tasks.channel();
         // Boxed at once: each wrapper would move the whole future otherwise.
@@ -170,7 +170,7 @@ impl Engine {
                     // The message can be there before the operation has ended: see
                     // `Proceeded::rest`.
                     match receiver.take_now() {
-                        Some(told) => Poll::Ready(Some(told)),
+                        Some(reply) => Poll::Ready(Some(reply)),
                         None => polled.map(|()| None),
                     }
                 });
@@ -182,8 +182,8 @@ impl Engine {
 }
 
 /// The message of an operation that ended without one.
-fn lost<G: Granted>() -> Told<G> {
-    Told::Resolved(Resolved::Failed(EngineError::Closing, None))
+fn lost<G: Granted>() -> TaskMessage<G> {
+    TaskMessage::Resolved(Resolved::Failed(EngineError::Closing, None))
 }
 
 /// The one task of an operation: claims the key and, if the claim is granted, proceeds with the
@@ -193,11 +193,11 @@ async fn operation_task<G: Granted>(
     operation: Arc<Operation>,
     flight: Arc<Flight>,
     granted: G,
-    tell: oneshot::Sender<Told<G>>,
+    tell: oneshot::Sender<TaskMessage<G>>,
 ) {
     let begun = match claim_in_time(&engine, &operation, flight).await {
         Ok(Led::Found(record, now)) => {
-            let _receiver_dropped = tell.send(Told::Found(record, now, granted));
+            let _receiver_dropped = tell.send(TaskMessage::Found(record, now, granted));
             return;
         }
         // The time limit for a claim does not apply to a rollback.
@@ -209,14 +209,14 @@ async fn operation_task<G: Granted>(
     };
     let (resolved, rest) = match begun {
         Ok(Begin::Run(lease)) => {
-            let Proceeded { told, rest } = granted.proceed(lease).await;
-            (Resolved::Proceeded(told), rest)
+            let Proceeded { reply, rest } = granted.proceed(lease).await;
+            (Resolved::Proceeded(reply), rest)
         }
         Ok(Begin::Answer(answer)) => (Resolved::Answered(answer, granted), None),
         Err(error) => (Resolved::Failed(error, Some(granted)), None),
     };
     // A lease that the caller no longer waits for is dropped here, and so released.
-    let _receiver_dropped = tell.send(Told::Resolved(resolved));
+    let _receiver_dropped = tell.send(TaskMessage::Resolved(resolved));
     if let Some(rest) = rest {
         rest.await;
     }

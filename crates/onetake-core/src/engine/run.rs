@@ -101,10 +101,10 @@ impl Engine {
 struct HandOver;
 
 impl Granted for HandOver {
-    type Told = Lease;
+    type Reply = Lease;
 
     async fn proceed(self, lease: Lease) -> Proceeded<Lease> {
-        Proceeded { told: lease, rest: None }
+        Proceeded { reply: lease, rest: None }
     }
 }
 
@@ -112,16 +112,16 @@ impl Granted for HandOver {
 struct Perform<W>(W);
 
 impl<W: Work> Granted for Perform<W> {
-    type Told = (Settling, Option<W::Output>);
+    type Reply = (Settling, Option<W::Output>);
 
-    async fn proceed(self, lease: Lease) -> Proceeded<Self::Told> {
+    async fn proceed(self, lease: Lease) -> Proceeded<Self::Reply> {
         let ran = AssertUnwindSafe(async { self.0.run(&lease).await }).catch_unwind().await;
         let (transition, output) = match ran {
             Ok((verdict, output)) => (verdict.into(), Some(output)),
             Err(_panic) => (lease.verb_if_dropped(), None),
         };
         let (settling, rest) = lease.settle_here(transition).await;
-        Proceeded { told: (settling, output), rest }
+        Proceeded { reply: (settling, output), rest }
     }
 }
 

@@ -21,8 +21,10 @@ impl Engine {
         }
     }
 
-    /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
-    /// not be settled to the journal, if there is [one](super::EngineBuilder::journal), and closes the store. Says whether everything ended by itself.
+    /// Takes no new operations, waits for the running ones for at most `patience`, then stops,
+    /// hands what could not be settled to the journal, if there is
+    /// [one](super::EngineBuilder::journal), and closes the store. Says whether everything ended by
+    /// itself.
     ///
     /// # Errors
     /// If the store could not be closed.

@@ -10,7 +10,8 @@ use crate::transaction::{Completion, UNFINISHED, unfinished};
 use super::operation::{Attempt, EngineError, Operation, Outcome, Verdict};
 use super::{Engine, Settling};
 
-/// Why an operation has no outcome. It had no effect and its key is released, unless the variant says otherwise.
+/// Why an operation has no outcome. It had no effect and its key is released, unless the variant
+/// says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotDone<E> {
@@ -23,8 +24,9 @@ pub enum NotDone<E> {
     /// The work panicked or took too long, and its transaction was rolled back.
     #[error("the operation panicked or timed out, and its transaction was rolled back")]
     Interrupted,
-    /// The work returned success, but its completion is not in the store: the transaction was never finished, or it
-    /// was not committed. Its effects may be there, so its key is not released: it never runs again.
+    /// The work returned success, but its completion is not in the store: the transaction was never
+    /// finished, or it was not committed. Its effects may be there, so its key is not released: it
+    /// never runs again.
     #[error(
         "the operation returned success, but its transaction was not finished or not committed: its outcome is unknown"
     )]
@@ -51,13 +53,13 @@ impl Engine {
     /// [`transaction`](crate::transaction). `work` returns once it has committed, or with the
     /// reason why it did not.
     ///
-    /// The engine reads the store, whatever `work` returned. If the completion is there, also where the answer to
-    /// the commit got lost, the outcome is told. If it is not, a transaction that should still arrive is stale; and
-    /// the key is released if `work` returned an error, panicked or took too long. The engine waits for a
-    /// transaction that is being committed.
+    /// The engine reads the store, whatever `work` returned. If the completion is there, also where
+    /// the answer to the commit got lost, the outcome is returned. If it is not, a transaction that
+    /// should still arrive is stale; and the key is released if `work` returned an error, panicked
+    /// or took too long. The engine waits for a transaction that is being committed.
     ///
-    /// Work that returns success without a completion has broken its promise, and may have had its effect:
-    /// the key never runs again ([`NotDone::NotCommitted`]).
+    /// Work that returns success without a completion has broken its promise, and may have had its
+    /// effect: the key never runs again ([`NotDone::NotCommitted`]).
     ///
     /// # Errors
     /// If the engine could not start, or the operation has no outcome.
@@ -104,8 +106,8 @@ impl Engine {
     }
 }
 
-/// The verdict on work whose completion is not in the store. An error says that the work was rolled back; a
-/// success without a completion says nothing that can be relied on (S16).
+/// The verdict on work whose completion is not in the store. An error says that the work was rolled
+/// back; a success without a completion says nothing that can be relied on (S16).
 pub(crate) fn verdict_if_absent<E>(worked: &Result<(), E>) -> Verdict {
     match worked {
         Ok(()) => Verdict::Fail(unfinished()),

@@ -105,7 +105,8 @@ async fn a_transaction_without_a_completion_never_runs_again() {
     assert!(matches!(again, Outcome::Answered(Answer::Failed(_))), "{again:?}");
 }
 
-/// What a transaction did not commit had no effect: the key is free, whatever the operation's terms say.
+/// A transaction that was not committed had no effect: the key is free, whatever the operation's terms
+/// say.
 #[tokio::test]
 async fn a_transaction_that_is_interrupted_lets_the_next_one_run() {
     let (clock, store) = memory();

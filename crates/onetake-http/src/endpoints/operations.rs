@@ -29,7 +29,7 @@ pub(super) async fn fetch_outcome<Res>(
     let handle = parts.uri.path().strip_prefix(OPERATIONS).unwrap_or_default();
     let handle = match whose(shared, parts, handle).await {
         Ok(handle) => handle,
-        Err(problem) => return problem_response(problem, None),
+        Err(problem) => return problem_response(shared, problem, None),
     };
     let id = handle.id;
     match shared.engine.look(id).await {
@@ -38,9 +38,9 @@ pub(super) async fn fetch_outcome<Res>(
         Ok(Some(record)) if shared.handles.is_for(&handle, &record.fingerprint) => {
             found(shared, &record)
         }
-        Ok(_) => problem_response(not_found(), None),
-        Err(EngineError::Overloaded) => problem_response(overloaded(), Some(id)),
-        Err(_) => problem_response(unavailable(), Some(id)),
+        Ok(_) => problem_response(shared, not_found(), None),
+        Err(EngineError::Overloaded) => problem_response(shared, overloaded(), Some(id)),
+        Err(_) => problem_response(shared, unavailable(), Some(id)),
     }
 }
 
@@ -85,22 +85,29 @@ fn found<Res>(shared: &LayerState, record: &Arc<Record>) -> Response<ResponseBod
                 "The outcome of the operation is unknown: {}. A retry with the same key runs it again.",
                 unknown.part()
             ),
-        ),
+        )
+        .retryable(true),
         Some(answer) => problem_of(&answer),
         None if matches!(record.state, State::Running { .. }) => return running(id, None),
         None => Problem::new(
             Code::PreviousAttemptFailed,
             "The operation ended without an outcome and had no effect. A retry with the same key runs it again.",
-        ),
+        )
+        .retryable(true),
     };
-    problem_response(problem, Some(id))
+    problem_response(shared, problem, Some(id))
 }
 
 /// Builds the response to a problem. A handle does not name a route, so the format is the default
 /// one (RFC 9457).
-fn problem_response<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
+fn problem_response<Res>(
+    shared: &LayerState,
+    problem: Problem,
+    id: Option<RecordId>,
+) -> Response<ResponseBody<Res>> {
     let reference = id.map(|id| id.reference());
-    ProblemFormat::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))
+    let response = ProblemFormat::default().tell_with(problem, reference, &**shared.engine.rng());
+    response.map(|body| ResponseBody::whole(body, None))
 }
 
 fn not_found() -> Problem {

@@ -10,19 +10,20 @@ use crate::identify::incomplete;
 use crate::issued::{self, Use};
 use crate::layer::LayerState;
 use crate::policy::{KeySource, Policy};
-use crate::problem::{Code, Problem};
+use crate::problem::{Code, Problem, ProblemFormat};
 
 /// Issues a key. The tenant is resolved by the policy of the route that the key is for.
 pub(super) async fn issue<Req>(shared: &LayerState, parts: &Parts, body: Req) -> Response<Bytes>
 where
     Req: Body<Data = Bytes>,
 {
-    let clock = shared.engine.clock();
+    let (clock, rng) = (shared.engine.clock(), &**shared.engine.rng());
+    let refused = |problem| ProblemFormat::default().tell_with(problem, None, rng);
     let read = tokio::select! {
         biased;
         read = body::read(body, issued::BODY_MAX) => read,
         () = clock.sleep(Policy::default().request_timeout) => {
-            return incomplete("did not arrive in time").into_response(None);
+            return refused(incomplete("did not arrive in time"));
         }
     };
     let data = match read {
@@ -32,13 +33,13 @@ where
                 "The body has more than {} bytes. Send only the method and path that the key is for.",
                 issued::BODY_MAX
             );
-            return Problem::new(Code::RequestBodyTooLarge, detail).into_response(None);
+            return refused(Problem::new(Code::RequestBodyTooLarge, detail));
         }
-        Err(_) => return incomplete("ended early").into_response(None),
+        Err(_) => return refused(incomplete("ended early")),
     };
     let wanted = match issued::parse_key_request(&data) {
         Ok(wanted) => wanted,
-        Err(problem) => return problem.into_response(None),
+        Err(problem) => return refused(problem),
     };
     let policy = shared.policies.resolve_for(&wanted.method, &wanted.path, parts);
     let policy = policy
@@ -48,20 +49,19 @@ where
             "a key was requested for a method and path without a route that has key = {{ from = \"issued\" }}"
         );
         let detail = "No route accepts issued keys for this `method` and `path`. Check both, or create the key yourself.";
-        return Problem::new(Code::RequestBodyInvalid, detail).into_response(None);
+        return refused(Problem::new(Code::RequestBodyInvalid, detail));
     };
     match policy.tenant.resolve(parts, &**clock).await {
-        Err(problem) => policy.problem_format().tell(problem, None),
+        Err(problem) => policy.problem_format().tell_with(problem, None, rng),
         Ok(caller) => {
             let used = Use::of(&policy, &caller.tenant, &wanted.method, &wanted.path);
             match shared.secrets.issued_keys.first() {
                 Some(key) => {
                     let ttl = policy.terms.ttl;
-                    let (key, expires_at) =
-                        issued::issue(key, &used, ttl, clock.now(), &**shared.engine.rng());
+                    let (key, expires_at) = issued::issue(key, &used, ttl, clock.now(), rng);
                     issued::issued(&key, expires_at)
                 }
-                None => policy.problem_format().tell(issued::invalid(), None),
+                None => policy.problem_format().tell_with(issued::invalid(), None, rng),
             }
         }
     }

@@ -6,6 +6,7 @@ use http::{HeaderName, Method};
 
 use onetake_core::{OnRetry, OnUnknown, Rate, Terms};
 
+use crate::duplicates::{DuplicateAction, DuplicatePayload};
 use crate::fingerprint::FingerprintMode;
 use crate::memo::MemoField;
 use crate::policy::{InFlight, KeyFormat, KeySource, Mistake, OnStoreDown, Policy, Preset};
@@ -81,8 +82,11 @@ impl Policy {
         self
     }
 
-    /// Sets the source of the key, such as `KeySource::json("/id")`. A key is required if the
-    /// source is not `KeySource::Header`.
+    /// Sets the source of the key, such as `KeySource::header("X-GitHub-Delivery")` or
+    /// `KeySource::json("/id")`. A key is required if the source is not `KeySource::Header`.
+    ///
+    /// Values that the request has anyway can be guessed. With them the policy must name its
+    /// [`tenant`](Self::tenant).
     #[must_use]
     pub fn key_from(mut self, source: impl TextOr<KeySource>) -> Self {
         if let Some(source) = self.read_one("key", source) {
@@ -99,10 +103,11 @@ impl Policy {
         self
     }
 
-    /// Sets the minimum length of keys from a header, in characters.
+    /// Sets the minimum length of keys from a header, in characters. The default is 16, or 1 for a
+    /// header other than `Idempotency-Key`.
     #[must_use]
     pub fn key_min_length(mut self, characters: usize) -> Self {
-        self.key.min_length = characters;
+        self.key.min_length = Some(characters);
         self
     }
 
@@ -244,6 +249,14 @@ impl Policy {
         self
     }
 
+    /// Looks for the same payload under another key of the same tenant, for `window` after its
+    /// first request. See [`duplicates`](crate::duplicates).
+    #[must_use]
+    pub fn duplicate_payload(mut self, window: Duration, action: DuplicateAction) -> Self {
+        self.duplicate_payload = Some(DuplicatePayload::new(window, action));
+        self
+    }
+
     /// Sets how long the operation may run. The upstream is the service behind the layer.
     #[must_use]
     pub fn upstream_timeout(mut self, timeout: Duration) -> Self {
@@ -251,7 +264,8 @@ impl Policy {
         self
     }
 
-    /// Records responses with these statuses, such as `"404"` or `"4xx"`. The most specific entry wins.
+    /// Records responses with these statuses, such as `"404"` or `"4xx"`. The most specific entry
+    /// wins.
     #[must_use]
     pub fn record<P: TextOr<StatusPattern>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
         self.classified("record", patterns, Disposition::Record)

@@ -8,7 +8,8 @@ use onetake_core::OnUnknown;
 
 use crate::fingerprint::FingerprintMode;
 use crate::json::Selection;
-use crate::policy::{KeyFormat, KeyPolicy, KeySource, Policy};
+use crate::key::{IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY};
+use crate::policy::{KeyFormat, KeyPolicy, KeySource, Policy, RequestValue};
 use crate::tenant::Tenant;
 use crate::text::TextError;
 
@@ -23,11 +24,14 @@ pub const CHANGING_HEADERS: [&str; 7] = [
     "content-length",
 ];
 
+/// Headers with credentials, which do not tell one operation from another.
+const CREDENTIALS: [&str; 4] = ["authorization", "proxy-authorization", "cookie", "x-api-key"];
+
 /// Methods that are never keyed: requests with them have no effect that could happen twice.
 pub const NEVER_KEYED: [Method; 5] =
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
 
-/// The most members of the body in a derived key.
+/// The most values in a derived key.
 const PARTS_MAX: usize = 16;
 /// The most velocity limits of a route, and the most values of a limit.
 const LIMITS_MAX: usize = 8;
@@ -133,34 +137,41 @@ impl Policy {
     }
 
     /// True if keys can be guessed and the policy does not name the tenant that owns them.
+    ///
+    /// A client makes up an `Idempotency-Key` for this purpose. A value that a request has anyway
+    /// (the number of an order or of an event) is known to others, too. Without a named tenant,
+    /// clients without a credential are one tenant. One of them could then send the key of another,
+    /// and read its outcome or use up its key (S8).
     fn needs_tenant(&self) -> bool {
-        let is_in_body = matches!(self.key.source, KeySource::Json(_) | KeySource::Derive(_));
-        is_in_body && self.tenant == Tenant::CredentialOrPublic
+        let is_made_of_values = !self.key.source.values().is_empty()
+            || matches!(self.key.source, KeySource::Grpc(_));
+        is_made_of_values && self.tenant == Tenant::CredentialOrPublic
     }
 
     fn check_key(&self, found: &mut Vec<Mistake>) {
         let KeyPolicy { source, format, min_length, .. } = &self.key;
         if self.needs_tenant() {
-            let what = "keys from the body can be guessed, so the policy must name the tenant";
+            let what = "keys from values that a request has anyway can be guessed, so the policy must name the tenant";
             let fix = "set the tenant to \"credential\", \"public\", or a header such as X-Account";
             found.push(Mistake::new("tenant", what, fix));
         }
-        if let KeySource::Derive(parts) = source
-            && !(1..=PARTS_MAX).contains(&parts.len())
+        if let KeySource::Derive(values) = source
+            && !(1..=PARTS_MAX).contains(&values.len())
         {
-            let what = "a derived key needs 1 to 16 members of the body";
-            let fix = "name the members that make the operation unique, such as \"/order_id\"";
-            found.push(Mistake::new("key", what, fix).value(format!("{} members", parts.len())));
+            let what = "a derived key needs 1 to 16 values of the request";
+            let fix = "name the values that make the operation unique, such as \"json:/order_id\"";
+            found.push(Mistake::new("key", what, fix).value(format!("{} values", values.len())));
         }
-        let default = KeyPolicy::default();
-        if *source != KeySource::Header
-            && (*format != KeyFormat::Any || *min_length != default.min_length)
-        {
-            let what = "`format` and `min_length` apply only to keys from the header";
-            let fix = "remove them, or take the key from the header";
+        for value in source.values() {
+            self.check_value(value, found);
+        }
+        if !source.is_header() && (*format != KeyFormat::Any || min_length.is_some()) {
+            let what = "`format` and `min_length` apply only to keys from a header";
+            let fix = "remove them, or take the key from a header";
             found.push(Mistake::new("key", what, fix));
         }
-        if !(1..=255).contains(min_length) {
+        let min_length = min_length.unwrap_or(1);
+        if !(1..=255).contains(&min_length) {
             let what = "the minimum length of a key must be from 1 to 255";
             let fix = "set a number from 1 to 255, such as 16";
             found.push(Mistake::new("key", what, fix).value(min_length.to_string()));
@@ -170,6 +181,52 @@ impl Policy {
             let what = format!("{method} requests are never keyed: they pass through unchanged");
             let fix = "remove it; only POST, PUT, PATCH and DELETE can be keyed";
             found.push(Mistake::new("methods", what, fix));
+        }
+    }
+
+    /// Checks one value that keys are made of.
+    fn check_value(&self, value: &RequestValue, found: &mut Vec<Mistake>) {
+        let mut mistake = |what: &str, fix: String| {
+            found.push(Mistake::new("key", what, fix).value(value.to_string()));
+        };
+        match value {
+            RequestValue::Header(name) => {
+                let other =
+                    "name a header that stays the same on each retry, such as X-GitHub-Delivery";
+                if CHANGING_HEADERS.contains(&name.as_str()) {
+                    let what = "the header changes with each attempt, so every retry would be a new operation";
+                    mistake(what, other.to_owned());
+                }
+                if CREDENTIALS.contains(&name.as_str()) {
+                    let what = "the header is a credential, which is the same for all operations";
+                    mistake(what, other.to_owned());
+                }
+                let is_usual = [IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY].contains(name);
+                if is_usual && self.key.source.is_header() {
+                    let fix = "remove the name: without one, this header has the key";
+                    mistake("the header is the usual source of keys", fix.to_owned());
+                }
+            }
+            RequestValue::Path(name) => {
+                let pattern = self.path.as_ref();
+                let count = pattern.map_or(0, |pattern| pattern.count_of(name));
+                if count != 1 {
+                    let what = match pattern {
+                        None => "only a route has path parameters",
+                        Some(_) if count == 0 => "the path of the route has no such parameter",
+                        Some(_) => "the path of the route has this parameter twice",
+                    };
+                    let fix = format!(
+                        "write {{{name}}} once in the path of the route, such as \"PUT /orders/{{{name}}}\""
+                    );
+                    mistake(what, fix);
+                }
+            }
+            RequestValue::Query(name) if !RequestValue::is_name(name) => {
+                let fix = "write a name of 1 to 255 bytes, such as \"order\"";
+                mistake("not the name of a parameter", fix.to_owned());
+            }
+            RequestValue::Query(_) | RequestValue::Json(_) => {}
         }
     }
 
@@ -220,6 +277,10 @@ impl Policy {
         for (option, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
             let what = "the duration is zero, so no operation could run";
             found.push(Mistake::new(option, what, "set a longer duration"));
+        }
+        if self.duplicate_payload.is_some_and(|rule| rule.window.is_zero()) {
+            let what = "the window is zero, so no payload would be found";
+            found.push(Mistake::new("duplicate_payload", what, "set a longer window"));
         }
         let needed = self.reconcile_ttl_min(Duration::ZERO, Duration::ZERO);
         if self.terms.on_unknown == OnUnknown::Reconcile && self.terms.ttl < needed {

@@ -2,25 +2,26 @@
 
 mod builder;
 mod check;
+mod key;
 mod preset;
 
 use std::time::Duration;
 
 use http::Method;
 
-use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 use onetake_core::{OnRetry, Terms};
 
+use crate::duplicates::DuplicatePayload;
 use crate::fingerprint::FingerprintPolicy;
-use crate::json::Pointer;
 use crate::memo::MemoField;
 use crate::problem::{Dialect, ProblemFormat, ProblemStatuses};
-use crate::routes::PathRules;
+use crate::routes::{PathPattern, PathRules};
 use crate::status::{Disposition, StatusPattern, StatusRules};
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
 
 pub use check::{CHANGING_HEADERS, Mistake, NEVER_KEYED, PolicyError, is_namespace};
+pub use key::{KeyFormat, KeyPolicy, KeySource, RequestValue};
 pub use preset::{Preset, PresetValues};
 
 const MIB: usize = 1 << 20;
@@ -37,6 +38,7 @@ const MIB: usize = 1 << 20;
 /// | tenant | the credential, else one public tenant; cookies alone are refused |
 /// | fingerprint | method, path, query, content type and the body, byte by byte |
 /// | ttl, lease, grace | 24 hours, 30 seconds, 30 seconds |
+/// | duplicate_payload | the same payload under another key is not looked for |
 /// | in_flight | `Reject`: 409 |
 /// | on_unknown | `Fail`: never run again |
 /// | on_store_down | `FailClosed`: 503 |
@@ -60,6 +62,9 @@ pub struct Policy {
     pub methods: Option<Vec<Method>>,
     /// The rules by which the paths of the route are compared.
     pub paths: PathRules,
+    /// The path of the route, from which path parameters are read. [`Routes`](crate::Routes) sets
+    /// it.
+    pub path: Option<PathPattern>,
     /// The source and the format of keys.
     pub key: KeyPolicy,
     /// The tenant that owns a key.
@@ -83,6 +88,9 @@ pub struct Policy {
     /// Limits of new operations per time. All limits apply. Requests with a known key are never
     /// counted or refused.
     pub velocity: Vec<Velocity>,
+    /// The treatment of a payload that the same tenant sent under another key a short time ago. It
+    /// is not looked for by default.
+    pub duplicate_payload: Option<DuplicatePayload>,
     /// The answer to a request whose operation is still running.
     pub in_flight: InFlight,
     /// The behaviour while the store is unreachable.
@@ -153,66 +161,11 @@ pub enum OnStoreDown {
     FailOpen,
 }
 
-/// The source and the format of keys.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct KeyPolicy {
-    /// The source of the key.
-    pub source: KeySource,
-    /// True if a request without a key is refused. Otherwise it passes through untouched.
-    pub required: bool,
-    /// The required format of a key from a header.
-    pub format: KeyFormat,
-    /// The minimum length of a key from a header, in characters.
-    pub min_length: usize,
-}
-
-/// The source of a key.
-///
-/// **Warning:** two common mistakes run one operation where two were meant. One is a key that is
-/// made once per session instead of once per user action. The other is a number that people reuse,
-/// such as a purchase order number for two deliveries that are paid separately.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum KeySource {
-    /// The header `Idempotency-Key`, or its alias.
-    #[default]
-    Header,
-    /// A string or an integer in the JSON body.
-    Json(Pointer),
-    /// A digest of these members of the JSON body, which already identify the operation.
-    Derive(Vec<Pointer>),
-    /// The header, limited to keys that this service issued for the same tenant, method and path.
-    Issued,
-}
-
-/// The required format of a key from a header.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum KeyFormat {
-    /// Visible ASCII.
-    #[default]
-    Any,
-    /// A UUID, in its usual form of 36 characters.
-    Uuid,
-}
-
 impl Policy {
     /// The format of the problems of this route.
     #[must_use]
     pub fn problem_format(&self) -> ProblemFormat {
         ProblemFormat { dialect: self.errors, statuses: self.statuses }
-    }
-}
-
-impl Default for KeyPolicy {
-    fn default() -> Self {
-        Self {
-            source: KeySource::default(),
-            required: false,
-            format: KeyFormat::default(),
-            min_length: KEY_LENGTH_MIN_DEFAULT,
-        }
     }
 }
 
@@ -222,6 +175,7 @@ impl Default for Policy {
             label: "-".to_owned(),
             methods: None,
             paths: PathRules::default(),
+            path: None,
             key: KeyPolicy::default(),
             tenant: Tenant::default(),
             namespace: String::new(),
@@ -231,6 +185,7 @@ impl Default for Policy {
             remember: Vec::new(),
             on_retry: None,
             velocity: Vec::new(),
+            duplicate_payload: None,
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),
             upstream_timeout: Duration::from_secs(30),

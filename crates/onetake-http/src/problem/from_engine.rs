@@ -78,7 +78,7 @@ pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Pro
         // not notice that.
         EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {
             tracing::error!(%reference, %error, "the store cannot read or write the record of a key, so its requests are refused");
-            let detail = "The idempotency store cannot read the record of this key, so nothing was run. Give the reference to the operator of this service.";
+            let detail = "The idempotency store cannot read the record of this key, so this request was not run. Give the reference to the operator of this service.";
             Problem::new(Code::StoreUnavailable, detail).retry_after(2)
         }
         EngineError::Store(store) if store.kind() == StoreErrorKind::Busy => in_progress(),
@@ -90,7 +90,7 @@ pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Pro
         .retry_after(1),
         _ => Problem::new(
             Code::StoreUnavailable,
-            "The idempotency store is unavailable, so nothing was run. Retry with the same key.",
+            "The idempotency store is unavailable, so this request was not run. Retry with the same key.",
         )
         .retry_after(2),
     }

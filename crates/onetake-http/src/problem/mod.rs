@@ -2,14 +2,16 @@
 //!
 //! docs/PROBLEMS.md explains each code. The layer serves that page at [`DOCUMENTATION`].
 
+mod format;
 pub(crate) mod from_engine;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, LINK, LOCATION, RETRY_AFTER};
+use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Response, StatusCode};
-use serde_json::{Map, Value, json};
 
 use onetake_core::Reference;
+
+pub use format::{Dialect, ProblemFormat, ProblemStatuses};
 
 /// The path of the page that explains the problems.
 pub const DOCUMENTATION: &str = "/.onetake/problems";
@@ -82,6 +84,8 @@ codes! {
     DeadlineInvalid = 400 "deadline_invalid" "Deadline invalid",
     /// A velocity limit on new operations is reached. Nothing was claimed or run.
     VelocityLimitExceeded = 429 "velocity_limit_exceeded" "Too many new operations",
+    /// The same payload was sent under another key. Nothing was run.
+    DuplicatePayload = 409 "duplicate_payload" "Payload of another key",
     /// Too many operations are under way, or the node is shutting down. Nothing was run.
     Overloaded = 503 "overloaded" "Overloaded",
     /// The request's body is larger than the route accepts.
@@ -106,8 +110,62 @@ codes! {
     Misconfigured = 500 "misconfigured" "Service misconfigured",
     /// No route matches the request, and such requests are refused.
     NoRoute = 404 "no_route" "No route",
+    /// The request has too many headers, or its headers are too large.
+    RequestHeadTooLarge = 431 "request_head_too_large" "Request head too large",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
+}
+
+impl Code {
+    /// Returns true if the same request, with the same key, can get another answer later.
+    #[must_use]
+    pub const fn is_retryable(self) -> bool {
+        match self {
+            Self::AuthUnavailable
+            | Self::RequestInProgress
+            | Self::InProgressTimeout
+            | Self::OutcomeUnknown
+            | Self::OutcomePending
+            | Self::StoreUnavailable
+            | Self::DeadlineExceeded
+            | Self::VelocityLimitExceeded
+            | Self::Overloaded
+            | Self::RequestBodyIncomplete
+            | Self::UpstreamUnreachable
+            | Self::UpstreamInterrupted
+            | Self::UpstreamTimeout => true,
+            Self::IdempotencyKeyMissing
+            | Self::IdempotencyKeyInvalid
+            | Self::TenantUnresolved
+            | Self::AuthRefused
+            | Self::TenantUnstable
+            | Self::IdempotencyPayloadMismatch
+            | Self::PreviousAttemptFailed
+            | Self::DeadlineInvalid
+            | Self::DuplicatePayload
+            | Self::RequestBodyTooLarge
+            | Self::RequestBodyInvalid
+            | Self::RequestEncodingUnsupported
+            | Self::OperationNotFound
+            | Self::ResponseNotReplayable
+            | Self::Misconfigured
+            | Self::NoRoute
+            | Self::RequestHeadTooLarge
+            | Self::RequestRefused => false,
+        }
+    }
+
+    /// Returns true if many clients get the problem at once.
+    const fn is_shared(self) -> bool {
+        matches!(
+            self,
+            Self::AuthUnavailable
+                | Self::OutcomePending
+                | Self::StoreUnavailable
+                | Self::Overloaded
+                | Self::UpstreamUnreachable
+        )
+    }
 }
 
 /// One problem, ready to become a response.
@@ -116,6 +174,7 @@ pub struct Problem {
     code: Code,
     detail: Box<str>,
     retry_after: Option<u64>,
+    retryable: bool,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
     headers: Vec<(HeaderName, HeaderValue)>,
 }
@@ -125,7 +184,8 @@ impl Problem {
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
-        Self { code, detail, retry_after: None, recorded: None, headers }
+        let retryable = code.is_retryable();
+        Self { code, detail, retry_after: None, retryable, recorded: None, headers }
     }
 
     /// Sets a header of the response.
@@ -135,10 +195,19 @@ impl Problem {
         self
     }
 
-    /// Sets `Retry-After`, in seconds.
+    /// Sets `Retry-After`, in seconds. Problems that many clients get at once add some seconds at
+    /// random, so that these clients do not all return at the same moment.
     #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after = Some(seconds);
+        self
+    }
+
+    /// Sets whether the same request can get another answer later. The default is that of the code:
+    /// [`Code::is_retryable`].
+    #[must_use]
+    pub fn retryable(mut self, retryable: bool) -> Self {
+        self.retryable = retryable;
         self
     }
 
@@ -162,6 +231,17 @@ impl Problem {
     }
 }
 
+/// The problem that a response tells, in the extensions of the response. A gRPC client gets it in
+/// other words.
+#[derive(Clone, Debug)]
+pub(crate) struct ProblemFacts {
+    pub(crate) code: Code,
+    pub(crate) detail: Box<str>,
+    pub(crate) retry_after: Option<u64>,
+    pub(crate) recorded: Option<StatusCode>,
+    pub(crate) reference: Option<Reference>,
+}
+
 /// The problem of a policy that cannot work, or of a handler that does not fit its route: see
 /// docs/TRANSACTIONS.md.
 pub(crate) fn misconfigured() -> Problem {
@@ -169,152 +249,6 @@ pub(crate) fn misconfigured() -> Problem {
         Code::Misconfigured,
         "This service is misconfigured for this operation. The operation had no effect. Report it to the operator of the service, whose log has the reason.",
     )
-}
-
-/// The form and the statuses of a route's problems.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ProblemFormat {
-    /// The form of the body.
-    pub dialect: Dialect,
-    /// Statuses that replace those of the dialect.
-    pub statuses: ProblemStatuses,
-}
-
-/// The form of a problem's body.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Dialect {
-    /// RFC 9457.
-    #[default]
-    Problem,
-    /// Stripe's error format. Stripe's SDKs read it and raise their own error types.
-    Stripe,
-}
-
-/// Problem statuses that a route may choose. `None` is the dialect's own status.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ProblemStatuses {
-    /// The key was used before with another payload. By default 422, in Stripe's dialect 400.
-    pub mismatch: Option<StatusCode>,
-    /// An attempt with this key is running. By default 409.
-    pub in_flight: Option<StatusCode>,
-    /// The attempt was still running at the end of the wait. By default 504.
-    pub wait_timeout: Option<StatusCode>,
-}
-
-impl ProblemFormat {
-    /// Converts a problem to a response in this format.
-    #[must_use]
-    pub fn tell(&self, mut problem: Problem, reference: Option<Reference>) -> Response<Bytes> {
-        let status = self.status(problem.code);
-        let code = problem.code.as_str();
-        let documentation = format!("{DOCUMENTATION}#{code}");
-        let mut headers: HeaderMap = std::mem::take(&mut problem.headers).into_iter().collect();
-        insert(&mut headers, LINK, &format!("<{documentation}>; rel=\"describedby\""));
-        if let Some(seconds) = problem.retry_after {
-            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
-        }
-        if let Some((_, Some(location))) = &problem.recorded {
-            headers.insert(LOCATION, location.clone());
-        }
-        if let Some(reference) = reference {
-            insert(&mut headers, IDEMPOTENCY_REFERENCE, &reference.to_string());
-        }
-        let body = match self.dialect {
-            Dialect::Problem => {
-                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-                rfc9457(&problem, status, &documentation, reference)
-            }
-            Dialect::Stripe => {
-                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                if let Some(retry) = stripe_should_retry(&problem) {
-                    headers.insert(STRIPE_SHOULD_RETRY, HeaderValue::from_static(retry));
-                }
-                stripe(&problem, status, &documentation, reference)
-            }
-        };
-        let mut response = Response::new(Bytes::from(body.to_string()));
-        *response.status_mut() = status;
-        *response.headers_mut() = headers;
-        response
-    }
-
-    fn status(&self, code: Code) -> StatusCode {
-        let chosen = match code {
-            Code::IdempotencyPayloadMismatch => self.statuses.mismatch,
-            Code::RequestInProgress => self.statuses.in_flight,
-            Code::InProgressTimeout => self.statuses.wait_timeout,
-            _ => None,
-        };
-        chosen.unwrap_or_else(|| match (self.dialect, code) {
-            (Dialect::Stripe, Code::IdempotencyPayloadMismatch) => StatusCode::BAD_REQUEST,
-            _ => code.status(),
-        })
-    }
-}
-
-/// The header that tells Stripe's SDKs whether to retry.
-const STRIPE_SHOULD_RETRY: HeaderName = HeaderName::from_static("stripe-should-retry");
-
-fn stripe_should_retry(problem: &Problem) -> Option<&'static str> {
-    match problem.code {
-        // `on_unknown` decides how a retry is answered. Without this header the SDK retries, and
-        // gets that answer.
-        Code::UpstreamInterrupted | Code::UpstreamTimeout => None,
-        _ if problem.retry_after.is_some() => Some("true"),
-        _ => Some("false"),
-    }
-}
-
-fn rfc9457(
-    problem: &Problem,
-    status: StatusCode,
-    documentation: &str,
-    reference: Option<Reference>,
-) -> Value {
-    let mut members = Map::new();
-    members.insert("type".into(), json!(documentation));
-    members.insert("title".into(), json!(problem.code.title()));
-    members.insert("status".into(), json!(status.as_u16()));
-    members.insert("detail".into(), json!(problem.detail));
-    members.insert("code".into(), json!(problem.code.as_str()));
-    if let Some((status, _)) = &problem.recorded {
-        members.insert("recorded_status".into(), json!(status.as_u16()));
-    }
-    if let Some(reference) = reference {
-        members.insert("reference".into(), json!(reference.to_string()));
-    }
-    Value::Object(members)
-}
-
-/// Returns the body in Stripe's format. Stripe's SDKs raise a separate error for
-/// `idempotency_error`. Other client errors are `invalid_request_error`, and all other problems are
-/// `api_error`.
-fn stripe(
-    problem: &Problem,
-    status: StatusCode,
-    documentation: &str,
-    reference: Option<Reference>,
-) -> Value {
-    let kind = match problem.code {
-        Code::IdempotencyPayloadMismatch | Code::RequestInProgress => "idempotency_error",
-        _ if status.is_client_error() => "invalid_request_error",
-        _ => "api_error",
-    };
-    let mut error = Map::new();
-    error.insert("type".into(), json!(kind));
-    error.insert("code".into(), json!(problem.code.as_str()));
-    error.insert("message".into(), json!(problem.detail));
-    error.insert("doc_url".into(), json!(documentation));
-    if let Some((status, _)) = &problem.recorded {
-        error.insert("recorded_status".into(), json!(status.as_u16()));
-    }
-    if let Some(reference) = reference {
-        error.insert("reference".into(), json!(reference.to_string()));
-    }
-    json!({ "error": error })
 }
 
 /// Inserts a header. A value that is not valid in a header is left out; callers pass visible ASCII.
@@ -327,74 +261,6 @@ pub(crate) fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_problem_tells_everything() {
-        let problem = Problem::new(Code::RequestInProgress, "It runs.").retry_after(1);
-        let response = problem.into_response(None);
-        assert_eq!(response.status(), 409);
-        assert_eq!(response.headers()[RETRY_AFTER], "1");
-        assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
-        let link = "</.onetake/problems#request_in_progress>; rel=\"describedby\"";
-        assert_eq!(response.headers()[LINK], link);
-        let body: Value = serde_json::from_slice(response.body()).unwrap();
-        assert_eq!(body["code"], "request_in_progress");
-        assert_eq!(body["status"], 409);
-        assert_eq!(body["title"], "Request in progress");
-        assert_eq!(body["detail"], "It runs.");
-    }
-
-    #[test]
-    fn statuses_can_be_chosen() {
-        let statuses = ProblemStatuses {
-            mismatch: Some(StatusCode::CONFLICT),
-            in_flight: Some(StatusCode::TOO_EARLY),
-            wait_timeout: Some(StatusCode::ACCEPTED),
-        };
-        for dialect in [Dialect::Problem, Dialect::Stripe] {
-            let answers = ProblemFormat { dialect, statuses };
-            for (code, status) in [
-                (Code::IdempotencyPayloadMismatch, 409),
-                (Code::RequestInProgress, 425),
-                (Code::InProgressTimeout, 202),
-                (Code::Overloaded, 503),
-            ] {
-                let response = answers.tell(Problem::new(code, "x"), None);
-                assert_eq!(response.status(), status, "{code:?}");
-                if dialect == Dialect::Problem {
-                    let body: Value = serde_json::from_slice(response.body()).unwrap();
-                    assert_eq!(body["status"], status, "{code:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn stripe_is_told_in_its_own_words() {
-        let stripe = ProblemFormat { dialect: Dialect::Stripe, ..ProblemFormat::default() };
-        for (code, retry, status, kind) in [
-            (Code::IdempotencyPayloadMismatch, "false", 400, "idempotency_error"),
-            (Code::RequestInProgress, "true", 409, "idempotency_error"),
-            (Code::IdempotencyKeyMissing, "false", 400, "invalid_request_error"),
-            (Code::PreviousAttemptFailed, "false", 500, "api_error"),
-            (Code::StoreUnavailable, "true", 503, "api_error"),
-            (Code::UpstreamInterrupted, "", 502, "api_error"),
-            (Code::UpstreamTimeout, "", 504, "api_error"),
-        ] {
-            let problem = Problem::new(code, "What to do.");
-            let problem = if retry == "true" { problem.retry_after(1) } else { problem };
-            let response = stripe.tell(problem, None);
-            assert_eq!(response.status(), status, "{code:?}");
-            let headers = response.headers();
-            let told = headers.get(STRIPE_SHOULD_RETRY).map(|told| told.to_str().unwrap());
-            assert_eq!(told.unwrap_or_default(), retry, "{code:?}");
-            assert_eq!(headers[CONTENT_TYPE], "application/json");
-            let body: Value = serde_json::from_slice(response.body()).unwrap();
-            assert_eq!(body["error"]["type"], kind, "{code:?}");
-            assert_eq!(body["error"]["code"], code.as_str());
-            assert_eq!(body["error"]["message"], "What to do.");
-        }
-    }
 
     #[test]
     fn every_code_is_explained() {

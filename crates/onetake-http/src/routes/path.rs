@@ -51,6 +51,11 @@ pub enum AmbiguousRequest {
         "The path can be read in two ways that belong to different routes. Write it without empty segments and without parameters behind a semicolon."
     )]
     TwoRoutes,
+    /// Two readings of the path give different values of the parameter that is the key.
+    #[error(
+        "The path can be read in two ways that name different operations. Write it without empty segments and without parameters behind a semicolon."
+    )]
+    TwoValues,
 }
 
 impl From<AmbiguousRequest> for Problem {

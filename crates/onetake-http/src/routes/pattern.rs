@@ -13,6 +13,9 @@ const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::
 /// The methods that are never keyed: they have no effect that could happen twice.
 const NEVER_KEYED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
 
+/// The last segment of the path of every method of a gRPC service.
+const ANY_METHOD: &str = "{method}";
+
 const EXAMPLE: &str = "write for example \"POST,PUT /v1/charges/{id}\"";
 
 /// An error in a part of a pattern.
@@ -137,8 +140,8 @@ pub struct PathRules {
 pub struct PathPattern {
     text: String,
     segments: Vec<Segment>,
-    /// True if `{*rest}` follows the segments.
-    rest: bool,
+    /// The name of `{*rest}`, if it follows the segments.
+    rest: Option<String>,
     ends_with_slash: bool,
     rules: PathRules,
 }
@@ -147,8 +150,8 @@ pub struct PathPattern {
 enum Segment {
     /// The segment, percent-decoded.
     Literal(Vec<u8>),
-    /// Any segment that is not empty.
-    Any,
+    /// Any segment that is not empty, by the name of its parameter.
+    Any(String),
 }
 
 impl PathPattern {
@@ -168,13 +171,13 @@ impl PathPattern {
                 (Segment::Literal(literal), PathCase::Ignore) => {
                     literal.eq_ignore_ascii_case(segment)
                 }
-                (Segment::Any, _) => !segment.is_empty(),
+                (Segment::Any(_), _) => !segment.is_empty(),
             };
             if !fits {
                 return false;
             }
         }
-        if self.rest {
+        if self.rest.is_some() {
             return segments.next().is_some();
         }
         let is_end = match self.rules.trailing_slash {
@@ -182,6 +185,47 @@ impl PathPattern {
             TrailingSlash::Exact => path.ends_with_slash == self.ends_with_slash,
         };
         is_end && segments.next().is_none()
+    }
+
+    /// Returns the number of parameters with this name.
+    pub(crate) fn count_of(&self, name: &str) -> usize {
+        let is_it = |segment: &&Segment| matches!(segment, Segment::Any(other) if other == name);
+        let is_rest = self.rest.as_deref() == Some(name);
+        self.segments.iter().filter(is_it).count() + usize::from(is_rest)
+    }
+
+    /// Returns the value of a parameter in a path, percent-decoded once. Returns `None` if the path
+    /// does not match, or if the pattern has no such parameter.
+    ///
+    /// # Errors
+    /// If two servers could read the value differently.
+    pub(crate) fn parameter(
+        &self,
+        name: &str,
+        path: &str,
+    ) -> Result<Option<Vec<u8>>, AmbiguousRequest> {
+        let path = NormalPath::parse(path)?;
+        let value = self.value_of(name, &path.normal);
+        let differs =
+            |other: &Segments<'_>| self.fits(other) && self.value_of(name, other) != value;
+        match path.others.iter().any(differs) {
+            true => Err(AmbiguousRequest::TwoValues),
+            false => Ok(value),
+        }
+    }
+
+    fn value_of(&self, name: &str, path: &Segments<'_>) -> Option<Vec<u8>> {
+        if !self.fits(path) {
+            return None;
+        }
+        let mut segments = path.iter();
+        for (pattern, segment) in self.segments.iter().zip(segments.by_ref()) {
+            if matches!(pattern, Segment::Any(other) if other == name) {
+                return Some(segment.to_vec());
+            }
+        }
+        let is_rest = self.rest.as_deref() == Some(name);
+        is_rest.then(|| segments.collect::<Vec<_>>().join(&b'/'))
     }
 
     /// True if this pattern matches every path that the other pattern matches.
@@ -192,18 +236,18 @@ impl PathPattern {
                 (Segment::Literal(ours), Some(Segment::Literal(theirs))) => {
                     self.covers_literal(ours, other, theirs)
                 }
-                (Segment::Any, Some(_)) => true,
-                (Segment::Literal(_), Some(Segment::Any)) | (_, None) => false,
+                (Segment::Any(_), Some(_)) => true,
+                (Segment::Literal(_), Some(Segment::Any(_))) | (_, None) => false,
             };
             if !is_covered {
                 return false;
             }
         }
-        match (self.rest, theirs.next()) {
-            (true, Some(_)) => true,
-            (true, None) => other.rest,
-            (false, None) => !other.rest && self.covers_end(other),
-            (false, Some(_)) => false,
+        match (&self.rest, theirs.next()) {
+            (Some(_), Some(_)) => true,
+            (Some(_), None) => other.rest.is_some(),
+            (None, None) => other.rest.is_none() && self.covers_end(other),
+            (None, Some(_)) => false,
         }
     }
 
@@ -233,15 +277,15 @@ impl PathPattern {
         }
         let inner = text.strip_prefix('/').unwrap_or(text);
         let mut segments = Vec::new();
-        let mut rest = false;
+        let mut rest = None;
         for segment in inner.split('/').filter(|segment| !segment.is_empty()) {
-            if rest {
+            if rest.is_some() {
                 let what = "`{*…}` matches the rest of the path and must be the last segment";
                 return Err(RoutePatternError::new(what, EXAMPLE));
             }
             match parse_segment(segment)? {
-                Some(segment) => segments.push(segment),
-                None => rest = true,
+                Ok(segment) => segments.push(segment),
+                Err(name) => rest = Some(name),
             }
         }
         let ends_with_slash = inner.ends_with('/');
@@ -263,10 +307,13 @@ pub struct RoutePattern {
     pub methods: Methods,
     /// The path of the route.
     pub path: PathPattern,
+    /// True if the pattern names a method of gRPC.
+    is_grpc: bool,
 }
 
 impl RoutePattern {
-    /// Parses a pattern such as `POST,PUT /v1/charges/{id}`.
+    /// Parses a pattern such as `POST,PUT /v1/charges/{id}`, or `grpc billing.v1.Payments/Charge`
+    /// for a method of gRPC, or `grpc billing.v1.Payments/*` for every method of a service.
     ///
     /// # Errors
     /// Returns an error if the text is not a pattern.
@@ -279,6 +326,13 @@ impl RoutePattern {
     pub fn with_rules(mut self, rules: PathRules) -> Self {
         self.path.rules = rules;
         self
+    }
+
+    /// The path of a call, if the pattern names one method of gRPC.
+    #[must_use]
+    pub fn grpc_method(&self) -> Option<String> {
+        let path = self.path.to_string();
+        (self.is_grpc && !path.ends_with('}')).then_some(path)
     }
 
     /// True if a request with this method and path matches.
@@ -296,11 +350,24 @@ impl RoutePattern {
 
 impl fmt::Display for RoutePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_grpc {
+            let path = self.path.text.trim_start_matches('/');
+            let path = path.strip_suffix(ANY_METHOD).map(|path| format!("{path}*"));
+            let path = path.unwrap_or_else(|| self.path.text.trim_start_matches('/').to_owned());
+            return write!(f, "grpc {path}");
+        }
         write!(f, "{} {}", self.methods, self.path)
     }
 }
 
 fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
+    if let Some(call) = text
+        .trim_start()
+        .strip_prefix("grpc")
+        .filter(|call| call.is_empty() || call.starts_with(char::is_whitespace))
+    {
+        return parse_grpc(call.trim());
+    }
     let Some(slash) = text.find('/') else {
         return Err(RoutePatternError::new("the path is missing; a path starts with `/`", EXAMPLE));
     };
@@ -315,7 +382,31 @@ fn parse_match(text: &str) -> Result<RoutePattern, RoutePatternError> {
         return Err(RoutePatternError::new(what, EXAMPLE));
     }
     let (methods, path) = (Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?);
-    Ok(RoutePattern { methods, path })
+    Ok(RoutePattern { methods, path, is_grpc: false })
+}
+
+/// Parses the service and the method of a gRPC call.
+fn parse_grpc(text: &str) -> Result<RoutePattern, RoutePatternError> {
+    const EXAMPLE: &str = "write for example \"grpc billing.v1.Payments/Charge\", or \"grpc billing.v1.Payments/*\" for every method";
+    let is_name = |name: &str| {
+        let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && name.chars().all(is_word)
+    };
+    let Some((service, method)) = text.split_once('/') else {
+        return Err(RoutePatternError::new("the method of the service is missing", EXAMPLE));
+    };
+    if !service.split('.').all(is_name) {
+        return Err(RoutePatternError::new(format!("`{service}` is not a gRPC service"), EXAMPLE));
+    }
+    let method = match method {
+        "*" => ANY_METHOD,
+        name if is_name(name) => name,
+        other => {
+            return Err(RoutePatternError::new(format!("`{other}` is not a gRPC method"), EXAMPLE));
+        }
+    };
+    let path = PathPattern::parse(&format!("/{service}/{method}"))?;
+    Ok(RoutePattern { methods: Methods(vec![Method::POST]), path, is_grpc: true })
 }
 
 /// The error of a pattern that no request could match.
@@ -326,8 +417,8 @@ fn never_sent(refused: AmbiguousRequest) -> RoutePatternError {
     )
 }
 
-/// Parses a segment. Returns `None` for `{*rest}`.
-fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
+/// Parses a segment. The inner error is the name of `{*rest}`.
+fn parse_segment(text: &str) -> Result<Result<Segment, String>, RoutePatternError> {
     if text.contains("{{") || text.contains("}}") {
         let what = "escaped braces, `{{` and `}}`, are not supported";
         return Err(RoutePatternError::new(what, "match the segment with `{name}` instead"));
@@ -344,7 +435,7 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
         if [&b"."[..], b".."].contains(&&*literal) {
             return Err(never_sent(AmbiguousRequest::DotSegment));
         }
-        return Ok(Some(Segment::Literal(literal)));
+        return Ok(Ok(Segment::Literal(literal)));
     }
     let bad = || {
         let fix = "a placeholder must be a whole segment: write `{name}` or `{*rest}` between two slashes";
@@ -358,7 +449,8 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, RoutePatternError> {
     if name.is_empty() || name.contains(['{', '}', '*', ':']) {
         return Err(bad());
     }
-    Ok((!rest).then_some(Segment::Any))
+    let name = name.to_owned();
+    Ok(if rest { Err(name) } else { Ok(Segment::Any(name)) })
 }
 
 #[cfg(test)]
@@ -448,6 +540,34 @@ mod tests {
         let any = parse_match("* /").unwrap().methods;
         assert!(any.contains(&Method::DELETE));
         assert!(!any.contains(&Method::GET), "GET is never keyed");
+    }
+
+    #[test]
+    fn methods_of_grpc() {
+        let one = parse_match("grpc billing.v1.Payments/Charge").unwrap();
+        assert!(one.matches(&Method::POST, "/billing.v1.Payments/Charge"));
+        assert!(!one.matches(&Method::PUT, "/billing.v1.Payments/Charge"));
+        assert!(!one.matches(&Method::POST, "/billing.v1.Payments/Refund"));
+        assert_eq!(one.to_string(), "grpc billing.v1.Payments/Charge");
+        assert_eq!(one.grpc_method().as_deref(), Some("/billing.v1.Payments/Charge"));
+        let all = parse_match(" grpc  Payments/* ").unwrap();
+        assert!(all.matches(&Method::POST, "/Payments/Charge"));
+        assert!(!all.matches(&Method::POST, "/Payments/Charge/x"));
+        assert_eq!((all.to_string(), all.grpc_method()), ("grpc Payments/*".to_owned(), None));
+        assert!(all.covers(&parse_match("POST /Payments/{id}").unwrap()));
+        for (text, hint) in [
+            ("grpc", "method of the service is missing"),
+            ("grpc billing.v1.Payments", "method of the service is missing"),
+            ("grpc /billing/Charge", "not a gRPC service"),
+            ("grpc billing..v1/Charge", "not a gRPC service"),
+            ("grpc billing.v1/", "not a gRPC method"),
+            ("grpc billing.v1/{id}", "not a gRPC method"),
+            ("grpc billing.v1/Charge/x", "not a gRPC method"),
+            ("grpcx /a", "not a method"),
+        ] {
+            let fault = parse_match(text).unwrap_err();
+            assert!(fault.what.contains(hint), "{text}: {}", fault.what);
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::status::{Disposition, StatusRules};
 pub(crate) struct Progress {
     is_taken: AtomicBool,
     is_begun: AtomicBool,
+    has_failed_to_begin: AtomicBool,
     witnesses: Mutex<Witnesses>,
 }
 
@@ -36,6 +37,11 @@ impl Progress {
     /// Notes that the handler began a transaction through `InTransaction`.
     pub(crate) fn begin(&self) {
         self.is_begun.store(true, Ordering::Release);
+    }
+
+    /// Notes that the database did not begin a transaction for `InTransaction`.
+    pub(crate) fn fail_to_begin(&self) {
+        self.has_failed_to_begin.store(true, Ordering::Release);
     }
 
     /// Notes that the handler got a completion, which it must write itself.
@@ -61,6 +67,9 @@ impl Progress {
         }
         if self.is_begun.load(Ordering::Acquire) {
             return Evidence::RolledBack;
+        }
+        if self.has_failed_to_begin.load(Ordering::Acquire) {
+            return Evidence::NotBegun;
         }
         Evidence::Unused
     }
@@ -89,8 +98,11 @@ impl MisconfiguredRoutes {
 pub(crate) enum Evidence {
     /// The handler never took `InTransaction`. Its effects are not known.
     NeverTaken,
-    /// The handler took `InTransaction` and did not use it.
+    /// The handler took `InTransaction` and did not use it. It may have committed a transaction of
+    /// its own, so its effects are not known either.
     Unused,
+    /// The database did not begin the transaction. A handler that then fails had no effect.
+    NotBegun,
     /// The handler began a transaction through `InTransaction`, and no completion was written. The
     /// transaction is rolled back, or cannot commit after the attempt is settled.
     RolledBack,
@@ -103,7 +115,7 @@ pub(crate) enum Evidence {
 impl Evidence {
     /// Returns true if an attempt without an outcome may still have had its effect.
     pub(crate) fn may_have_effect(self) -> bool {
-        matches!(self, Self::NeverTaken | Self::Unfinished)
+        matches!(self, Self::NeverTaken | Self::Unused | Self::Unfinished)
     }
 }
 
@@ -144,13 +156,14 @@ pub(crate) fn rule(
         (Evidence::RolledBack, _) if is_success => Ruling::NotCommitted,
         (Evidence::Finished, Record) if is_success => Ruling::Look,
         // Only 2xx: a middleware can answer with another status without calling the handler.
-        (Evidence::NeverTaken | Evidence::Unused | Evidence::Unfinished, Record)
-            if status.is_success() =>
-        {
-            Ruling::RecordUnproven
+        (
+            Evidence::NeverTaken | Evidence::Unused | Evidence::NotBegun | Evidence::Unfinished,
+            Record,
+        ) if status.is_success() => Ruling::RecordUnproven,
+        (Evidence::NeverTaken | Evidence::Unused, Release) if is_unhandled => {
+            Ruling::AsUsual(Release)
         }
-        (Evidence::NeverTaken, Release) if is_unhandled => Ruling::AsUsual(Release),
-        (Evidence::NeverTaken | Evidence::Unfinished, Release | Unknown) => Ruling::Unfinished,
+        (evidence, Release | Unknown) if evidence.may_have_effect() => Ruling::Unfinished,
         (_, disposition) => Ruling::AsUsual(disposition),
     }
 }

@@ -45,8 +45,9 @@ impl InTransaction {
     where
         Source: TransactionSource<Driver>,
     {
-        let transaction = source.begin().await?;
-        self.note(Progress::begin);
+        let begun = source.begin().await;
+        self.note(if begun.is_ok() { Progress::begin } else { Progress::fail_to_begin });
+        let transaction = begun?;
         Ok(AttemptTransaction { transaction, running: self.clone() })
     }
 

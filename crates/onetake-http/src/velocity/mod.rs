@@ -83,7 +83,7 @@ pub enum By {
 /// One limit for one combination of values. The key is a digest of the values and the rate, so that
 /// neither this process nor the shared place keeps card numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Limit {
+pub(crate) struct Limit {
     key: [u8; 32],
     rate: Rate,
 }
@@ -148,36 +148,39 @@ impl Drop for CountGuard<'_> {
 pub(crate) async fn pass(
     shared: &LayerState,
     policy: &Policy,
-    scope: &Scope,
-    payload: &Payload,
+    limits: &Result<Vec<Limit>, Problem>,
     operation: &Operation,
 ) -> Result<Pass, Problem> {
     if policy.velocity.is_empty() {
         return Ok(Pass::default());
     }
     let failed = |error: &EngineError| problem_of_error(error, operation.id.reference());
-    let limits = match limits(policy, scope, payload, &shared.secrets) {
+    let limits = match limits {
         Ok(limits) => limits,
         // A known key is answered, even if the body of this request cannot be read.
         Err(problem) => {
             return match shared.engine.is_known(operation).await {
                 Ok(true) => Ok(Pass::default()),
-                Ok(false) => Err(problem),
-                Err(error) if fail_open::is_open(policy, &error) => Err(problem),
+                Ok(false) => Err(problem.clone()),
+                Err(error) if fail_open::is_open(policy, &error) => Err(problem.clone()),
                 Err(error) => Err(failed(&error)),
             };
         }
     };
     let runs_anyway = |error: &EngineError| fail_open::is_open(policy, error);
-    let entry = shared.velocity.enter(operation, &limits);
-    match entry.decide(operation, &limits, runs_anyway).await {
+    let entry = shared.velocity.enter(operation, limits);
+    match entry.decide(operation, limits, runs_anyway).await {
         CountDecision::Known | CountDecision::Counted { .. } => Ok(Pass(Some(entry))),
         CountDecision::Refused { rate, retry_after } => Err(exceeded(*rate, *retry_after)),
         CountDecision::Away(error) => Err(failed(error)),
     }
 }
 
-fn limits(
+/// Returns the limits of an operation, each with the value that it counts by.
+///
+/// # Errors
+/// A problem for the client: the body cannot be read.
+pub(crate) fn limits(
     policy: &Policy,
     scope: &Scope,
     payload: &Payload,

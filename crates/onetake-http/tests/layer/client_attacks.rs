@@ -20,7 +20,6 @@ use onetake_core::store::{Answers, Claim, Claimed, SharedSecrets};
 use onetake_core::{
     Engine, Limits, ManualClock, MemoryStore, Record, RecordId, Store, StoreError, SystemRng,
 };
-use onetake_http::json::Pointer;
 use onetake_http::typed::json;
 use onetake_http::{
     By, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy, Secrets, Stored,
@@ -365,11 +364,13 @@ async fn a_request_without_a_key_cannot_name_an_attempt_either() {
     let router = api.router(Policy::new());
     let forged = with(request("/charges", ""), "idempotency-derived-key", "somebody-else's");
     let forged = with(forged, "idempotency-fence", "99999999999999999");
+    let forged = with(forged, "idempotency-reference", "9B5H-6U57-LCAG");
     let answered = send(&router, forged).await;
     assert_eq!(answered.status, 201);
     let seen = api.seen.lock().unwrap().clone();
     assert!(!seen.contains_key("idempotency-derived-key"), "never taken from a client");
     assert!(!seen.contains_key("idempotency-fence"));
+    assert!(!seen.contains_key("idempotency-reference"));
     assert!(!answered.headers.contains_key("onetake-outcome"), "never passed on");
 }
 
@@ -386,6 +387,7 @@ async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     assert!(!answered.headers.contains_key("onetake-outcome"));
     let seen = api.seen.lock().unwrap().clone();
     assert!(seen.contains_key("idempotency-derived-key") && seen.contains_key("idempotency-fence"));
+    assert_eq!(seen.get("idempotency-reference"), answered.headers.get("idempotency-reference"));
 }
 
 /// A layer around all routes, and another around one of them. The two must not block each other.
@@ -401,14 +403,13 @@ async fn two_layers_around_each_other_run_it_once() {
     assert_eq!((replay.status, replay.is_replay(), api.runs()), (201, true, 1));
 }
 
-/// Every body that was read counts against the limit of bodies in memory, even if it names no
-/// operation.
+/// Every body that was read counts against the limit of memory, even if it names no operation.
 #[tokio::test]
-async fn a_body_that_names_nothing_takes_a_place_too() {
+async fn a_body_that_names_nothing_takes_memory_too() {
     let api = Api::new();
     let mut policy = Policy::new().tenant(Tenant::Public);
-    policy.key.source = KeySource::Json(Pointer::parse("/order").unwrap());
-    let limits = HttpLimits::default().bodies_max(1);
+    policy.key.source = KeySource::json("/order").unwrap();
+    let limits = HttpLimits::default().body_bytes_max(7_000);
     let layer = OnetakeLayer::builder(api.engine.clone())
         .resolve(Arc::new(policy))
         .limits(limits)

@@ -36,6 +36,15 @@ pub(crate) async fn send(router: &Router, request: Request<Body>) -> Answered {
     Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
+/// The body of a problem without the random identifier of its request.
+pub(crate) fn without_identifier(body: &str) -> String {
+    let Some((before, behind)) = body.split_once("urn:onetake:request:") else {
+        return body.to_owned();
+    };
+    let digits = behind.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(behind.len());
+    format!("{before}urn:onetake:request:…{}", &behind[digits..])
+}
+
 /// A key of the required length.
 pub(crate) fn key(number: usize) -> String {
     format!("key-{number:020}")

@@ -108,6 +108,13 @@ impl Answered {
             assert!(!problem[member].as_str().unwrap().is_empty(), "{member}: {}", self.body);
         }
         assert_eq!(problem["status"], self.status);
+        let reference = self.headers.get("idempotency-reference");
+        let instance = problem["instance"].as_str().unwrap();
+        match reference.map(|reference| reference.to_str().unwrap()) {
+            Some(reference) => assert_eq!(instance, format!("urn:onetake:reference:{reference}")),
+            None => assert!(instance.starts_with("urn:onetake:request:"), "{instance}"),
+        }
+        assert!(problem["retryable"].is_boolean(), "{}", self.body);
         problem["code"].as_str().unwrap().to_owned()
     }
 

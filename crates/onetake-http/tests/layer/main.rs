@@ -4,10 +4,14 @@ mod accepted_202;
 mod client_attacks;
 mod common;
 mod deadlines_and_stores;
+#[cfg(feature = "axum")]
+mod duplicate_payloads;
 mod fingerprints;
 #[cfg(feature = "axum")]
 mod handlers;
 mod ietf_draft;
+#[cfg(feature = "axum")]
+mod keys_from_values;
 mod operator_actions;
 #[path = "../policy_matrix/mod.rs"]
 mod policy_matrix;

@@ -508,11 +508,11 @@ async fn a_store_that_fails_shows_nothing_and_runs_nothing_twice() {
 }
 
 #[tokio::test]
-async fn too_many_bodies_at_once_are_refused() {
+async fn too_much_memory_for_bodies_is_refused() {
     let api = Api::default();
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let policy = Arc::new(Policy::new());
-    let limits = HttpLimits::default().bodies_max(1);
+    let limits = HttpLimits::default().body_bytes_max(7_000);
     let resolve = move |_: &http::request::Parts| Some(Arc::clone(&policy));
     let router = Router::new()
         .route("/slow", post(slow))
@@ -529,6 +529,39 @@ async fn too_many_bodies_at_once_are_refused() {
     assert!(one_more.headers.contains_key("idempotency-reference"));
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().status, 200);
+    assert_eq!(api.runs(), 1);
+}
+
+/// While there is no memory for anything new, retries of recorded operations are answered.
+#[tokio::test]
+async fn replays_are_answered_without_memory_for_more() {
+    let api = Api::default();
+    let limits = HttpLimits::default().body_bytes_max(60_000);
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let layer = OnetakeLayer::builder(engine).policy(Policy::new()).limits(limits);
+    let layer = layer.build().unwrap();
+    let router = Router::new()
+        .route("/stuck", post(std::future::pending::<()>))
+        .route("/charges", post(charge))
+        .with_state(api.clone())
+        .layer(layer.clone());
+    assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 200);
+    let mut stuck = Vec::new();
+    for number in 0..9 {
+        let request = request("/stuck", &format!("stuck-0123456789-{number}"), "10");
+        let router = router.clone();
+        stuck.push(tokio::spawn(async move { send(&router, request).await }));
+    }
+    while layer.body_bytes() < 36_000 {
+        tokio::task::yield_now().await;
+    }
+    let fresh = send(&router, request("/charges", "another-key-0123456789", "10")).await;
+    assert_eq!((fresh.status, fresh.code().as_str()), (503, "overloaded"));
+    let replay = send(&router, request("/charges", KEY, "10")).await;
+    assert!(replay.is_replay(), "{:?}", replay.body);
+    let mismatch = send(&router, request("/charges", KEY, "11")).await;
+    assert_eq!(mismatch.status, 422);
+    stuck.into_iter().for_each(|stuck| stuck.abort());
     assert_eq!(api.runs(), 1);
 }
 

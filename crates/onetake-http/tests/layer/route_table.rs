@@ -31,10 +31,10 @@ fn each_mistake_is_refused_with_its_fix() {
     let new = Policy::new;
     let json = || new().key_from(KeySource::json("/id"));
     for (policy, said) in [
-        (json(), "keys from the body can be guessed"),
+        (json(), "can be guessed"),
         (new().key_from(KeySource::json("id")), "does not start with"),
-        (new().key_from(KeySource::derive::<&str>([])).tenant("public"), "1 to 16 members"),
-        (json().tenant("public").key_format(KeyFormat::Uuid), "only to keys from the header"),
+        (new().key_from(KeySource::derive::<&str>([])).tenant("public"), "1 to 16 values"),
+        (json().tenant("public").key_format(KeyFormat::Uuid), "only to keys from a header"),
         (new().key_min_length(0), "must be from 1 to 255"),
         (new().release(["6xx"]), "release \"6xx\": not a status"),
         (new().release(["5xx"]).record(["5xx"]), "the status is also in another list"),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onetake_core::{OnUnknown, Terms};
 use onetake_http::json::Pointer;
-use onetake_http::{By, Dialect, InFlight, KeySource, OnStoreDown, Policy};
+use onetake_http::{By, Dialect, InFlight, KeySource, OnStoreDown, Policy, RequestValue};
 
 /// The wait of a route. The manual clock moves only for cases that must wait.
 pub(crate) const WAIT: Duration = Duration::from_secs(2);
@@ -159,8 +159,10 @@ impl Choice {
         let pointer = |text| Pointer::parse(text).unwrap();
         let source = match self.source {
             Source::Header => KeySource::Header,
-            Source::Json => KeySource::Json(pointer("/reference")),
-            Source::Derive => KeySource::Derive(vec![pointer("/merchant"), pointer("/order")]),
+            Source::Json => KeySource::Value(RequestValue::Json(pointer("/reference"))),
+            Source::Derive => KeySource::Derive(
+                ["/merchant", "/order"].map(|text| RequestValue::Json(pointer(text))).to_vec(),
+            ),
             Source::Issued | Source::IssuedEarlier => KeySource::Issued,
         };
         let in_flight = match self.busy {

@@ -58,6 +58,12 @@ fn differences(case: &Case, expected: &Expected, answered: &Answered) -> Vec<Str
         Dialect::Stripe if is_refused => "false",
         _ => "",
     };
+    let instance = problem["instance"].as_str().unwrap_or_default();
+    let expected_instance = match (is_refused, text("idempotency-reference")) {
+        (false, _) => String::new(),
+        (true, "") => "urn:onetake:request:".to_owned(),
+        (true, reference) => format!("urn:onetake:reference:{reference}"),
+    };
     let recorded = (expected.code == Some("response_not_replayable")).then_some(201);
     let checks = [
         ("status", answered.status == expected.status),
@@ -71,6 +77,8 @@ fn differences(case: &Case, expected: &Expected, answered: &Answered) -> Vec<Str
         ("content-type", !is_refused || text("content-type") == content_type),
         ("stripe-should-retry", text("stripe-should-retry") == should_retry),
         ("recorded_status", problem["recorded_status"].as_u64() == recorded),
+        ("instance", instance.starts_with(&expected_instance) && instance.is_empty() != is_refused),
+        ("retryable", problem["retryable"].is_boolean() == is_refused),
         ("ratelimit", has("ratelimit") == (expected.status == 429)),
     ];
     let wrong = checks.iter().filter(|(_, is_right)| !is_right);

@@ -198,8 +198,8 @@ impl World {
         assert!(!headers.contains_key("idempotent-replayed"), "{case:?}");
     }
 
-    /// Claims the key in the store and settles it with `transition`. An attempt that was released before
-    /// provides the record's id and fingerprint.
+    /// Claims the key in the store and settles it with `transition`. An attempt that was released
+    /// before provides the record's id and fingerprint.
     async fn settled(
         &self,
         case: &Case,

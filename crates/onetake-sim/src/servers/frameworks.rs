@@ -1,6 +1,7 @@
 //! Web frameworks and nginx, each with one handler for `POST /v1/charges`.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use tempfile::TempDir;
 
@@ -70,13 +71,7 @@ impl FrameworkServer {
                     port.to_string(),
                 ]
             }
-            Framework::Nginx => {
-                let text = include_str!("frameworks/nginx.conf");
-                let text = text.replace("PORT", &port.to_string());
-                let text = text.replace("FOLDER", &folder.path().display().to_string());
-                let nginx = program("nginx", &["/usr/sbin".into()]).display().to_string();
-                vec![nginx, "-c".to_owned(), write("nginx.conf", &text)]
-            }
+            Framework::Nginx => nginx(include_str!("frameworks/nginx.conf"), folder.path(), port),
         };
         let child = Child::start(&command, &folder.path().join("log"), None);
         until(&format!("{framework:?} starts"), async || {
@@ -91,4 +86,42 @@ impl FrameworkServer {
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
+}
+
+/// nginx as a proxy in front of another server.
+#[derive(Debug)]
+pub struct NginxProxy {
+    _child: Child,
+    _folder: TempDir,
+    port: u16,
+}
+
+impl NginxProxy {
+    /// Starts nginx in front of the server at `upstream`.
+    pub async fn start(upstream: SocketAddr) -> Self {
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        let port = free_port();
+        let text = include_str!("frameworks/nginx_proxy.conf");
+        let text = text.replace("UPSTREAM", &upstream.to_string());
+        let command = nginx(&text, folder.path(), port);
+        let child = Child::start(&command, &folder.path().join("log"), None);
+        until("nginx starts", async || std::net::TcpStream::connect(loopback(port)).is_ok()).await;
+        Self { _child: child, _folder: folder, port }
+    }
+
+    /// Returns its address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        loopback(self.port)
+    }
+}
+
+/// Writes a configuration of nginx. Returns the command that starts it.
+fn nginx(text: &str, folder: &Path, port: u16) -> Vec<String> {
+    let text = text.replace("PORT", &port.to_string());
+    let text = text.replace("FOLDER", &folder.display().to_string());
+    let file = folder.join("nginx.conf");
+    std::fs::write(&file, text).expect("the folder can be written");
+    let nginx = program("nginx", &["/usr/sbin".into()]);
+    vec![nginx.display().to_string(), "-c".to_owned(), file.display().to_string()]
 }

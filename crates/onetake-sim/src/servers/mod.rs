@@ -9,10 +9,14 @@
     reason = "a test without its server fails, and says so by panicking"
 )]
 
+mod balancers;
 mod child;
 mod dynamo;
 mod frameworks;
+mod grpc;
+mod interpreters;
 mod nats;
+mod peers;
 mod postgres;
 mod proxies;
 mod redis;
@@ -26,10 +30,14 @@ use std::time::Duration;
 
 use onetake_core::{Clock, SystemClock};
 
+pub use balancers::{BalancedNode, Balancer, BalancerServer};
 pub use child::Child;
 pub use dynamo::Dynamo;
-pub use frameworks::{Framework, FrameworkServer};
+pub use frameworks::{Framework, FrameworkServer, NginxProxy};
+pub use grpc::GrpcRuntime;
+pub use interpreters::{Interpreter, interpreter};
 pub use nats::Nats;
+pub use peers::{Peer, PeerServer};
 pub use postgres::{PgBouncer, Postgres};
 pub use proxies::{ProxyProgram, ProxyServer};
 pub use redis::{Flavour, Redis, RedisCluster};

@@ -35,7 +35,8 @@ impl Nats {
         server
     }
 
-    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port and data.
+    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port and
+    /// data.
     pub async fn restart(&mut self) {
         let path = |name: &str| self.folder.path().join(name).display().to_string();
         let binary = program("nats-server", &[tools().join("nats")]);

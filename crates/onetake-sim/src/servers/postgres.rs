@@ -105,7 +105,8 @@ impl Postgres {
         server
     }
 
-    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port and data.
+    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port and
+    /// data.
     pub async fn restart(&mut self) {
         let data = self.folder.path().join("data");
         let command = [

@@ -56,7 +56,7 @@ pub async fn job(
         _ => Style::Look,
     });
     let reference = operation.id.reference().to_string();
-    let told = match style {
+    let answer = match style {
         Style::Run => {
             let asked = asked.clone();
             let ran = engine.run(operation, move |attempt| {
@@ -85,14 +85,14 @@ pub async fn job(
             Err(_) => (503, Some("idempotency_store_unavailable"), None),
         },
     };
-    let (status, code, body) = told;
+    let (status, code, body) = answer;
     let (code, body) = (code.map(str::to_owned), body.unwrap_or_default());
     let (is_running, is_replay) = (false, false);
     let (reference, location) = (Some(reference), None);
     Some(ReceivedResponse { node, status, code, reference, location, is_running, is_replay, body })
 }
 
-type Told = (u16, Option<&'static str>, Option<Bytes>);
+type JobAnswer = (u16, Option<&'static str>, Option<Bytes>);
 
 /// Runs the work under a lease, after a pause.
 async fn begun(
@@ -102,7 +102,7 @@ async fn begun(
     lease: Lease,
     asked: &ClientRequest,
     runs: bool,
-) -> Told {
+) -> JobAnswer {
     let length = onetake_core::clock::micros(plan.terms.lease);
     let pause = world.decide("late starts", |random| {
         let late = random.pick(&[length / 2, length * 3 / 2, length * 4], length);
@@ -140,19 +140,20 @@ async fn work(
 ) -> Exchange {
     let whose = (asked.tenant, &*asked.key, asked.payload);
     let (run, text) = world.history.started(world.now(), node, Some(attempt), whose, Mode::Job);
-    let (_, told) = world.call_upstream(node, run, &text);
-    told.then(|exchange| async move {
-        match exchange {
-            Ok(exchange) => {
-                if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {
-                    world.history.answered(world.now(), exchange.run);
+    let (_, answer) = world.call_upstream(node, run, &text);
+    answer
+        .then(|exchange| async move {
+            match exchange {
+                Ok(exchange) => {
+                    if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {
+                        world.history.answered(world.now(), exchange.run);
+                    }
+                    exchange
                 }
-                exchange
+                Err(_) => std::future::pending().await,
             }
-            Err(_) => std::future::pending().await,
-        }
-    })
-    .await
+        })
+        .await
 }
 
 fn verdict(exchange: &Exchange) -> Verdict {
@@ -167,7 +168,7 @@ fn verdict(exchange: &Exchange) -> Verdict {
     }
 }
 
-fn settled(settling: &Settling) -> Told {
+fn settled(settling: &Settling) -> JobAnswer {
     match settling {
         Settling::Recorded(record) | Settling::Stale(Some(record)) => recorded(record),
         Settling::Stale(None) => (409, Some("request_in_progress"), None),
@@ -175,7 +176,7 @@ fn settled(settling: &Settling) -> Told {
     }
 }
 
-fn recorded(record: &Record) -> Told {
+fn recorded(record: &Record) -> JobAnswer {
     match &record.state {
         State::Completed { recording, .. } => (200, None, recording.body.clone()),
         State::Failed { .. } | State::Unknown { .. } => {
@@ -185,7 +186,7 @@ fn recorded(record: &Record) -> Told {
     }
 }
 
-fn answered(answer: &Answer) -> Told {
+fn answered(answer: &Answer) -> JobAnswer {
     match answer {
         Answer::Replay(completed) => recorded(completed),
         Answer::Failed(failed) => recorded(failed),

@@ -129,7 +129,7 @@ impl Node {
             engine
         };
         let secrets = secrets(self.plan.seals_with_newer);
-        let http = HttpLimits::default().bodies_max(64);
+        let http = HttpLimits::default().body_bytes_max(512 << 10);
         let layer = OnetakeLayer::builder(engine.clone())
             .resolve(Routes(policies(world, &self.plan)))
             .limits(http)

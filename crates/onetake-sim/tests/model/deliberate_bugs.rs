@@ -1,4 +1,5 @@
-//! The model finds the bugs of a [`BuggyStore`](onetake_conformance::BuggyStore) in its own decision functions.
+//! The model finds the bugs of a [`BuggyStore`](onetake_conformance::BuggyStore) in its own
+//! decision functions.
 
 use onetake_conformance::StoreBug;
 use onetake_core::decide::{ClaimEffect, SettleEffect};

@@ -47,8 +47,8 @@
 //! A secret is created at first use. It is an item with two attributes: `id`, which is
 //! `onetake's secret ` and its name, and `x`, the secret.
 //!
-//! An audit entry is two items: `h` is `entries`, or `entries of ` and the id of its record; `o` is its
-//! place among the others, which begins with its time; `x` is the entry.
+//! An audit entry is two items: `h` is `entries`, or `entries of ` and the id of its record; `o` is
+//! its place among the others, which begins with its time; `x` is the entry.
 //!
 //! The index `running` has the partition key `w`, and so contains only running records. The index
 //! `asks` has the partition key `q` and the sort key `t`, and contains only records that are to be

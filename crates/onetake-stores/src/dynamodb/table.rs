@@ -7,13 +7,16 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::{KeysAndAttributes, ReturnValuesOnConditionCheckFailure};
+use aws_sdk_dynamodb::{Client, Config};
 
-use onetake_core::store::{Cursor, FOUND_MAX, Page};
-use onetake_core::{Clock, RecordId, Reference, Rng, StoreError, StoreErrorKind, Timestamp};
+use onetake_core::store::{Cursor, FOUND_MAX, Page, transfer_time};
+use onetake_core::{
+    Clock, Record, RecordId, Reference, Rng, State, StoreError, StoreErrorKind, Timestamp,
+};
 
 use super::DynamoOptions;
 use super::error::{judge, refused};
@@ -78,13 +81,24 @@ pub(super) struct Table {
     pub(super) clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
     skew_margin: Duration,
+    connect_timeout: Duration,
+    command_timeout: Duration,
 }
 
 impl Table {
     pub(super) fn new(client: Client, place: TableLocation, options: &DynamoOptions) -> Self {
         let (clock, rng) = (Arc::clone(&options.clock), Arc::clone(&options.rng));
         let breaker = Breaker::new("the DynamoDB store", Arc::clone(&clock), Arc::clone(&rng));
-        Self { client, place, breaker, clock, rng, skew_margin: options.skew_margin }
+        Self {
+            client,
+            place,
+            breaker,
+            clock,
+            rng,
+            skew_margin: options.skew_margin,
+            connect_timeout: options.connect_timeout,
+            command_timeout: options.command_timeout,
+        }
     }
 
     /// Sends a request, and sends it again if that may help. `expected` lists the error codes that
@@ -185,6 +199,18 @@ impl Table {
         Ok(answer.items().iter().filter_map(item::id).collect())
     }
 
+    /// Returns the timeouts for the write of a record. A large recording gets more time.
+    fn timeouts(&self, record: &Record) -> TimeoutConfig {
+        let bytes = match &record.state {
+            State::Completed { recording, .. } => recording.bytes(),
+            _ => 0,
+        };
+        TimeoutConfig::builder()
+            .connect_timeout(self.connect_timeout)
+            .operation_attempt_timeout(self.command_timeout.saturating_add(transfer_time(bytes)))
+            .build()
+    }
+
     /// Writes an item that replaces the one that was read, on the condition that it has not
     /// changed.
     pub(super) async fn write(
@@ -206,7 +232,12 @@ impl Table {
                 .expression_attribute_values(":v", item::number(seen.version)),
         };
         let expected = ["ConditionalCheckFailedException"];
-        let failed = match self.ask(Intent::Write, &expected, || put.clone().send()).await {
+        let timeouts = self.timeouts(&next.record);
+        let send = || {
+            let timeouts = Config::builder().timeout_config(timeouts.clone());
+            put.clone().customize().config_override(timeouts).send()
+        };
+        let failed = match self.ask(Intent::Write, &expected, send).await {
             Ok(_) => return Ok(WriteResult::Landed),
             Err(No::Answer(PutItemError::ConditionalCheckFailedException(failed))) => failed,
             Err(other) => return Err(other.into_error()),

@@ -14,6 +14,7 @@ use onetake_core::{
     StoreError, SystemRng, Timestamp,
 };
 
+use super::files::FileReserve;
 use super::folder::{Folder, OpenError};
 use super::journal;
 use super::tables::{Group, Tables};
@@ -67,6 +68,7 @@ pub(super) struct Committer {
     removed: usize,
     /// The fence ceiling in the WITNESS file.
     witnessed: Fence,
+    files: FileReserve,
     /// Held until the thread ends, so that no other process uses the folder before.
     folder: Folder,
 }
@@ -144,6 +146,8 @@ impl Committer {
             group.commit().map_err(failed)?;
         }
         let memory = WorkingSet::above(ceiling);
+        let files = folder.opener().map(FileReserve::new);
+        let files = files.map_err(|error| OpenError::io(folder.path(), "open LOCK", error))?;
         let committer = Self {
             tables,
             clock,
@@ -152,6 +156,7 @@ impl Committer {
             compaction: None,
             removed: 0,
             witnessed: ceiling,
+            files,
             folder,
         };
         Ok((committer, unknown))
@@ -193,6 +198,10 @@ impl Committer {
 
     /// Decides the jobs one after the other, writes them together, then answers.
     fn group(&mut self, jobs: Vec<EmbeddedJob>) -> Result<(), StoreError> {
+        if let Err(error) = self.files.wait() {
+            self.refuse_all(jobs, &error);
+            return Ok(());
+        }
         let now = self.clock.now();
         let mut group = self.tables.group();
         let compacted = self.compaction.take_if(|compaction| compaction.is_over()).is_some();

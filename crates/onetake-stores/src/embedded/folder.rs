@@ -96,7 +96,7 @@ impl OpenError {
 pub(super) struct Folder {
     path: PathBuf,
     is_new: bool,
-    _lock: File,
+    lock: File,
 }
 
 impl Folder {
@@ -111,7 +111,7 @@ impl Folder {
         let has = |name: &str| path.join(name).try_exists().map_err(io("read"));
         let (format, witness) = (has("FORMAT")?, has(witness::FILE)?);
         let is_new = !witness && (has("CREATING")? || !format);
-        let folder = Self { path: path.to_owned(), is_new, _lock: lock };
+        let folder = Self { path: path.to_owned(), is_new, lock };
         if is_new {
             folder.begin_creation().map_err(io("create the store"))?;
             return Ok(folder);
@@ -144,6 +144,12 @@ impl Folder {
 
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
+    }
+
+    /// Returns a function that opens one more descriptor, of the lock.
+    pub(super) fn opener(&self) -> io::Result<impl FnMut() -> io::Result<File> + Send + use<>> {
+        let lock = self.lock.try_clone()?;
+        Ok(move || lock.try_clone())
     }
 
     /// The error for an unreadable part of the tree.

@@ -13,10 +13,12 @@
 mod asks;
 mod audit;
 mod committer;
+mod files;
 mod folder;
 mod journal;
 mod manifest;
 mod tables;
+mod unwritten;
 mod witness;
 mod working_set;
 
@@ -43,6 +45,27 @@ use tables::Tables;
 
 pub use folder::OpenError;
 
+/// The options of the embedded store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbeddedOptions {
+    /// The memory of the tree, in bytes: half for blocks of its tables, half for writes that are
+    /// not in tables yet. At least [`EmbeddedOptions::MEMORY_BYTES_MIN`].
+    ///
+    /// Tables in memory that are being written to disk come on top for a moment: up to a quarter.
+    pub memory_bytes: usize,
+}
+
+impl EmbeddedOptions {
+    /// The least memory of the tree, in bytes.
+    pub const MEMORY_BYTES_MIN: usize = 8 << 20;
+}
+
+impl Default for EmbeddedOptions {
+    fn default() -> Self {
+        Self { memory_bytes: 128 << 20 }
+    }
+}
+
 /// The embedded store.
 #[derive(Debug)]
 pub struct EmbeddedStore {
@@ -67,8 +90,21 @@ impl EmbeddedStore {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
+        Self::open_as(path, EmbeddedOptions::default(), clock)
+    }
+
+    /// Opens the folder with the given options and the given clock.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_as(
+        path: impl AsRef<Path>,
+        options: EmbeddedOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, OpenError> {
         let folder = Folder::lock(path.as_ref())?;
-        let tables = Tables::open(&folder)?;
+        let memory = options.memory_bytes.max(EmbeddedOptions::MEMORY_BYTES_MIN);
+        let tables = Tables::open(&folder, memory)?;
         let (committer, interrupted) = Committer::new(tables, clock, folder)?;
         let thread = StoreThread::start("onetake-store", move |queue| committer.run(queue))
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;

@@ -24,17 +24,19 @@ use onetake_core::{
 
 use super::asks;
 use super::audit;
+use super::files::is_too_many;
 use super::folder::{Folder, OpenError};
 use super::journal;
 use super::manifest;
+use super::unwritten::{EXPIRY, ITEM_BYTES, META, RUNNING, SETTLED, TABLES, Unwritten};
 use super::witness::{Mark, Witness};
 
 /// The largest number of journal bytes whose tables are not written yet. They are read again when
 /// the folder is opened.
 const JOURNAL_BYTES_MAX: u64 = 192 << 20;
-/// The bytes of table blocks that are kept in memory.
-const CACHE_BYTES: u64 = 64 << 20;
-/// The size at which a table in memory is written to disk.
+/// The most files of tables that stay open.
+const CACHED_FILES: usize = 128;
+/// The size at which the tree itself writes a table in memory to disk.
 const MEMTABLE_BYTES: u64 = 32 << 20;
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
@@ -53,11 +55,13 @@ pub(super) struct Tables {
     settled: Keyspace,
     expiry: Keyspace,
     meta: Keyspace,
+    unwritten: Unwritten,
 }
 
 impl Tables {
-    /// Checks the tree of a folder for damage, then opens it.
-    pub(super) fn open(folder: &Folder) -> Result<Self, OpenError> {
+    /// Checks the tree of a folder for damage, then opens it. `memory` is for blocks and for writes
+    /// that are not in tables yet, in bytes.
+    pub(super) fn open(folder: &Folder, memory: usize) -> Result<Self, OpenError> {
         let witness = if folder.is_new() {
             let mut witness = Witness::default();
             SystemRng.fill(&mut witness.mark);
@@ -68,9 +72,10 @@ impl Tables {
             witness
         };
         // The tree panics on some kinds of damage.
-        let tables = catch_unwind(AssertUnwindSafe(|| Self::open_tree(folder, witness.mark)))
-            .map_err(|_| OpenError::damaged(folder.path(), "the tables cannot be read"))?
-            .map_err(|error| refused(folder, error))?;
+        let tables =
+            catch_unwind(AssertUnwindSafe(|| Self::open_tree(folder, witness.mark, memory)))
+                .map_err(|_| OpenError::damaged(folder.path(), "the tables cannot be read"))?
+                .map_err(|error| refused(folder, error))?;
         let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
         if ceiling < witness.ceiling {
             return Err(OpenError::damaged(
@@ -84,8 +89,7 @@ impl Tables {
 
     /// Returns the least that the tree contains from now on.
     pub(super) fn witness(&self, ceiling: Fence) -> Witness {
-        let all = [&self.running, &self.settled, &self.expiry, &self.meta];
-        let folders = all.iter().filter_map(|table| table.path().file_name());
+        let folders = self.all().into_iter().filter_map(|table| table.path().file_name());
         let mut tables: Vec<String> =
             folders.map(|name| name.to_string_lossy().into_owned()).collect();
         // The tree's own list of tables.
@@ -93,20 +97,34 @@ impl Tables {
         Witness { mark: self.mark, tables, ceiling, journals: None }
     }
 
-    fn open_tree(folder: &Folder, mark: Mark) -> Result<Self, fjall::Error> {
+    fn open_tree(folder: &Folder, mark: Mark, memory: usize) -> Result<Self, fjall::Error> {
+        let half = memory as u64 / 2;
         let db = Database::builder(folder.database())
             .max_journaling_size(JOURNAL_BYTES_MAX)
-            .cache_size(CACHE_BYTES)
+            .cache_size(half)
+            .max_cached_files(Some(CACHED_FILES))
             .open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
-        Ok(Self {
+        let tables = Self {
             mark,
             running: db.keyspace("running", options)?,
             settled: db.keyspace("settled", options)?,
             expiry: db.keyspace("expiry", options)?,
             meta: db.keyspace("meta", options)?,
+            unwritten: Unwritten::new(half),
             db,
-        })
+        };
+        // The journals of the last use are in memory now.
+        if tables.db.write_buffer_size() > half / 2 {
+            for table in tables.all() {
+                table.rotate_memtable()?;
+            }
+        }
+        Ok(tables)
+    }
+
+    fn all(&self) -> [&Keyspace; TABLES] {
+        [&self.running, &self.settled, &self.expiry, &self.meta]
     }
 
     /// Returns a settled record by its id.
@@ -114,6 +132,7 @@ impl Tables {
         match self.settled.get(id.as_bytes()) {
             Ok(None) => Ok(None),
             Ok(Some(value)) => decode(id, &value).map(Some),
+            Err(error) if is_out_of_files(&error) => Err(broken(error)),
             Err(error) => Err(unreadable(id).with_source(error)),
         }
     }
@@ -211,7 +230,9 @@ impl Tables {
     pub(super) fn group(&self) -> Group<'_> {
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
         batch.insert(&self.meta, MARK, self.mark);
-        Group { tables: self, batch, made: HashMap::new() }
+        let mut added = [0; TABLES];
+        added[META] = ITEM_BYTES;
+        Group { tables: self, batch, added, made: HashMap::new() }
     }
 
     /// Returns a function that gives back the space of deleted records. It may take long; other
@@ -240,7 +261,7 @@ impl Tables {
 
     /// Makes everything durable and closes the tree.
     pub(super) fn close(self) -> Result<(), StoreError> {
-        self.db.persist(PersistMode::SyncAll).map_err(broken)
+        self.db.persist(PersistMode::SyncAll).map_err(failed_write)
     }
 }
 
@@ -305,6 +326,8 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
 pub(super) struct Group<'a> {
     tables: &'a Tables,
     batch: fjall::OwnedWriteBatch,
+    /// The bytes that the group adds to each table in memory.
+    added: [u64; TABLES],
     /// Secrets that this group creates. The tables do not show them yet.
     made: HashMap<&'static str, [u8; 32]>,
 }
@@ -321,14 +344,18 @@ impl Group<'_> {
         }
         if let State::Running { .. } = record.state {
             self.batch.insert(running, record.id.as_bytes(), &*value);
+            self.added[RUNNING] += ITEM_BYTES + value.len() as u64;
             return;
         }
         if was_running {
             self.batch.remove(running, record.id.as_bytes());
+            self.added[RUNNING] += ITEM_BYTES;
         }
         self.batch.insert(settled, record.id.as_bytes(), &*value);
+        self.added[SETTLED] += ITEM_BYTES + value.len() as u64;
         if let Some(at) = record.expires_at() {
             self.batch.insert(expiry, moment_key(at, record.id), []);
+            self.added[EXPIRY] += ITEM_BYTES;
         }
     }
 
@@ -360,7 +387,9 @@ impl Group<'_> {
 
     pub(super) fn audit(&mut self, entry: &AuditEntry) {
         let [place, of] = audit::keys(&entry.place, entry.id);
-        self.batch.insert(&self.tables.meta, place, &*entry.encode());
+        let entry = entry.encode();
+        self.added[META] += 2 * ITEM_BYTES + entry.len() as u64;
+        self.batch.insert(&self.tables.meta, place, &*entry);
         self.batch.insert(&self.tables.meta, of, []);
     }
 
@@ -380,10 +409,12 @@ impl Group<'_> {
 
     pub(super) fn remove_settled(&mut self, id: RecordId) {
         self.batch.remove(&self.tables.settled, id.as_bytes());
+        self.added[SETTLED] += ITEM_BYTES;
     }
 
     pub(super) fn remove_expiry(&mut self, at: Timestamp, id: RecordId) {
         self.batch.remove(&self.tables.expiry, moment_key(at, id));
+        self.added[EXPIRY] += ITEM_BYTES;
     }
 
     fn insert_ask(&mut self, at: Timestamp, id: RecordId) {
@@ -402,7 +433,16 @@ impl Group<'_> {
     /// Waits until everything is on disk. After a failure the state on disk is unknown, so the
     /// store must not be used after this error.
     pub(super) fn commit(self) -> Result<(), StoreError> {
-        self.batch.commit().map_err(broken)
+        let Self { tables, batch, added, .. } = self;
+        batch.commit().map_err(failed_write)?;
+        let Some(largest) = tables.unwritten.add(added) else { return Ok(()) };
+        // The group is durable. A table that is not written now is written later.
+        if let Some(table) = tables.all().get(largest)
+            && let Err(error) = table.rotate_memtable()
+        {
+            tracing::warn!(%error, "a table of the store could not be written yet");
+        }
+        Ok(())
     }
 }
 
@@ -445,7 +485,26 @@ fn unreadable(id: RecordId) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, message)
 }
 
+/// The error of a read. One without descriptors is over when there are some again.
 pub(super) fn broken(error: fjall::Error) -> StoreError {
+    if is_out_of_files(&error) {
+        let what = "reading the data folder failed: the process has too many open files";
+        return StoreError::new(StoreErrorKind::Unavailable, what).with_source(error);
+    }
+    failed_write(error)
+}
+
+fn is_out_of_files(error: &fjall::Error) -> bool {
+    match error {
+        fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => {
+            is_too_many(error)
+        }
+        _ => false,
+    }
+}
+
+/// The error of a write: the state on disk is unknown.
+fn failed_write(error: fjall::Error) -> StoreError {
     StoreError::new(
         StoreErrorKind::Corrupt,
         format!("reading or writing the data folder failed: {error}"),

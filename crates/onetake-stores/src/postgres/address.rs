@@ -57,7 +57,8 @@ const CLIENT_OPTIONS: [&str; 17] = [
 ];
 
 impl Address {
-    /// Reads a URL. Options of other programs are ignored, so that several programs can share one URL. No message shows any part of it that could be a password.
+    /// Reads a URL. Options of other programs are ignored, so that several programs can share one
+    /// URL. No message shows any part of it that could be a password.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let url = ServerUrl::postgres(url)?;
         let (mut mode, mut roots, mut connections) = (None, None, None);

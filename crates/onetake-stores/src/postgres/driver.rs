@@ -18,7 +18,8 @@ impl std::fmt::Debug for ClientTransaction<'_> {
     }
 }
 
-/// The connections of a pool dereference to a client: with deadpool, pass `&mut **client`; with bb8, `&mut *client`.
+/// The connections of a pool dereference to a client: with deadpool, pass `&mut **client`; with
+/// bb8, `&mut *client`.
 impl<'c> TransactionSource<TokioPostgres> for &'c mut Client {
     type Transaction = ClientTransaction<'c>;
     type Error = Error;

@@ -38,8 +38,9 @@ impl<'a> MessageColumns<'a> {
 /// contains its effects. Commit the transaction immediately afterwards: until then the key, and the
 /// ordering keys of the messages, are locked.
 ///
-/// After an error from the server, the transaction cannot commit any more. It is refused behind a savepoint, which would
-/// let it. A completion that is refused before it is sent (a message is too large) leaves the transaction as it was: drop it.
+/// After an error from the server, the transaction cannot commit any more. It is refused behind a
+/// savepoint, which would let it. A completion that is refused before it is sent (a message is too
+/// large) leaves the transaction as it was: drop it.
 ///
 /// # Errors
 /// If the attempt is stale, a message is too large, or the server refuses or does not answer.

@@ -71,8 +71,9 @@ BEGIN
         in_touch := -1;
     END IF;
 
-    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row. With
-    -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
+    -- Inserts the absent records. Only this statement can wait, for an uncommitted row of another
+    -- transaction. ON CONFLICT looks up, locks and confirms every key once more, so the usual case
+    -- does without it.
     IF manner = 0 THEN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
@@ -104,7 +105,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- What may be taken is locked, and decided on again as it is by then.
+    -- Locks the records that can be taken, and decides again under the lock.
     IF manner = 2 THEN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
@@ -125,7 +126,7 @@ BEGIN
         ) AS mine;
     END IF;
     IF v_mine IS NOT NULL THEN
-        -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
+        -- The owner is lost, and the record must not run again: it becomes unknown.
         UPDATE onetake_records AS record
            SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
                ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
@@ -135,7 +136,7 @@ BEGIN
            SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
                on_unknown = asked.on_unknown, origin = asked.origin,
-               -- A key that runs again within its life keeps its attempts, the latest of them (a NULL is no text).
+               -- A key that runs again before it expires keeps its latest attempts. concat() skips a NULL history.
                history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
                    record.history, record.fence, ' ', record.claimed_at, ' ',
                    CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
@@ -152,7 +153,7 @@ BEGIN
                    record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
     END IF;
 
-    -- What was granted just now, and everything else as it stands.
+    -- The new grants, and the other records as they are.
     RETURN QUERY
     SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
            v_now, record.fence, record.id,
@@ -196,11 +197,11 @@ BEGIN
         in_touch := -1;
     END IF;
 
-    -- A row is decided on again once it is ours to write. Nobody but its owner and the reaper writes
-    -- it, so it is hardly ever held, and then waited for, a little.
+    -- Each row is decided again under its lock. Only its owner and the reaper write it, so the wait
+    -- for the lock is rare and short.
     RETURN QUERY
     UPDATE onetake_records AS record
-       SET -- What rolls back by itself is released where another would be unknown.
+       SET -- Mode T: the transaction rolled back, so the record is released and not unknown.
            state = CASE WHEN asked.verb IN (4, 5) THEN CASE record.on_unknown WHEN 3 THEN 3 ELSE 4 END
                         WHEN asked.verb = 6 THEN 3
                         WHEN asked.verb = 7 THEN 4
@@ -220,8 +221,8 @@ BEGIN
                        WHEN asked.verb IN (4, 5) AND record.on_unknown = 3 THEN NULL ELSE asked.code END,
            detail = CASE WHEN asked.verb = 7 THEN record.detail
                          WHEN asked.verb IN (4, 5) AND record.on_unknown = 3 THEN NULL ELSE asked.detail END,
-           -- What is forgotten is expired from now on, and the next sweep's. For all others nothing changes
-           -- here, so that no index is touched.
+           -- A forgotten record expires now, and the next sweep deletes it. For other transitions these
+           -- columns keep their values, so that no index changes.
            ttl = CASE asked.verb WHEN 6 THEN 0 ELSE record.ttl END,
            created_at = CASE asked.verb WHEN 6 THEN least(record.created_at, v_now) ELSE record.created_at END,
            sweep_at = CASE asked.verb WHEN 6 THEN v_now ELSE record.sweep_at END
@@ -297,7 +298,7 @@ BEGIN
     END IF;
     UPDATE onetake_floor SET fence = v_highest WHERE v_highest > fence;
     IF since = 0 THEN
-        -- A place begins with its time, the highest byte first.
+        -- The first bytes of a place are its time, in big-endian order.
         DELETE FROM onetake_notes AS note WHERE note.place = ANY (ARRAY(
             SELECT old.place FROM onetake_notes AS old
              WHERE old.place < int8send(greatest(v_now - notes_kept, 0))

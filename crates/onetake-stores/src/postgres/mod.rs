@@ -150,12 +150,14 @@ impl PostgresStore {
         Ok(store)
     }
 
-    /// Opens the store on the server and the database of a pool of sqlx, with its user, its password and its TLS.
+    /// Opens the store on the server and the database of a pool of sqlx, with its user, its
+    /// password and its TLS.
     ///
-    /// The store opens connections of its own, as many as `options.connections`: its statements are pipelined, which
-    /// sqlx does not do. It never takes a connection from the pool, and so the two cannot wait for each other. Hooks
-    /// of the pool, such as `after_connect`, do not run on the store's connections. Set `search_path` in the
-    /// connect options or for the role if the tables are not in the default schema.
+    /// The store opens connections of its own, as many as `options.connections`: its statements are
+    /// pipelined, which sqlx does not do. It never takes a connection from the pool, and so the two
+    /// cannot wait for each other. Hooks of the pool, such as `after_connect`, do not run on the
+    /// store's connections. Set `search_path` in the connect options or for the role if the tables
+    /// are not in the default schema.
     ///
     /// # Errors
     /// As [`open`](Self::open). `Invalid` also if the pool's TLS cannot be carried over: a client certificate, roots

@@ -24,7 +24,7 @@ SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_pla
 AS $$
 #variable_conflict use_column
 DECLARE
-    -- How many fresh ones are looked at together, and how often that may lead to nothing in one call.
+    -- The number of fresh messages that are read at once, and the limit of reads without a result.
     v_look  integer := greatest(most, 100);
     v_left  integer := greatest(1, 2000 / v_look);
     v_day   bigint := 86400000000;
@@ -37,12 +37,12 @@ DECLARE
     v_key   bigint[];
     v_later record;
 BEGIN
-    -- The one that was taken longest ago comes first: turns are numbers of one sequence.
+    -- The lane whose last turn is the oldest comes first. Turns are numbers of one sequence.
     FOR v_lane IN
         SELECT lane.lane FROM onetake_lanes AS lane WHERE lane.taken_until <= v_now
          ORDER BY lane.turn, lane.lane
     LOOP
-        -- Not EXISTS: an order is of no account there, and is what leads to the right index.
+        -- ORDER BY leads the planner to the right index. EXISTS would ignore it.
         CONTINUE WHEN (
             SELECT fresh.place FROM onetake_outbox AS fresh
              WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT 1
@@ -85,7 +85,7 @@ BEGIN
         LOOP
             EXIT WHEN cardinality(v_due) >= most;
             CONTINUE WHEN v_later.place = ANY (v_due);
-            -- From the first of its key on, up to one that has to wait.
+            -- The messages of the ordering key, from the first one up to one that has to wait.
             SELECT coalesce(array_agg(held.place ORDER BY held.place) FILTER (WHERE NOT held.waits), '{}')
               INTO v_key
               FROM (
@@ -99,16 +99,17 @@ BEGIN
                   ) AS first
               ) AS held;
             IF cardinality(v_key) < most - cardinality(v_due) AND v_later.place <> ALL (v_key) THEN
-                -- One before it waits, and has a time of its own.
+                -- An earlier message of its ordering key waits, and has its own time.
                 UPDATE onetake_outbox AS message SET state = 4, state_at = v_now + v_day
                  WHERE message.place = v_later.place;
             END IF;
-            -- Not a second time, where two of a key are due and one between them is not.
+            -- Each message once, also if two of an ordering key are due and one between them is not.
             CONTINUE WHEN v_key[1] = ANY (v_due);
             v_due := v_due || v_key;
         END LOOP;
 
-        -- What failed before leaves half of a turn to what did not; a turn of one is the one's and the other's.
+        -- Failed messages get at most half of a turn. If a turn has one message, fresh and failed ones
+        -- alternate.
         v_due := v_due[1:most - least(cardinality(v_fresh), (most + v_turn / 2 % 2) / 2)];
         v_fresh := v_fresh[1:most - cardinality(v_due)];
         IF cardinality(v_due) + cardinality(v_fresh) = 0 THEN
@@ -192,7 +193,7 @@ BEGIN
         SELECT DISTINCT settled.ordering
           FROM unnest(places) AS said (place) JOIN onetake_outbox AS settled ON settled.place = said.place
          WHERE settled.lane = in_lane AND settled.state IN (1, 2)));
-    -- Nobody's, whatever becomes of the clock.
+    -- The lane is free, even if the clock is set back.
     UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = 0
      WHERE lane.lane = in_lane;
     RETURN true;

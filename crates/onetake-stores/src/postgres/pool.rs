@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use onetake_core::store::transfer_time;
 use onetake_core::{Clock, StoreError, StoreErrorKind};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_postgres::config::Host;
@@ -212,6 +213,17 @@ impl PooledConnection<'_> {
         parameters: &Parameters<'_>,
         effect: Effect,
     ) -> Result<Vec<Row>, StatementError> {
+        self.query_sized(sql, parameters, effect, 0).await
+    }
+
+    /// Like [`query`](Self::query), for a statement of about this many bytes, which gets more time.
+    pub(super) async fn query_sized(
+        &self,
+        sql: &str,
+        parameters: &Parameters<'_>,
+        effect: Effect,
+        bytes: usize,
+    ) -> Result<Vec<Row>, StatementError> {
         let Some(client) = &self.client else {
             return Err(StatementError::Store(
                 effect.lost("the connection to PostgreSQL was closed"),
@@ -220,13 +232,14 @@ impl PooledConnection<'_> {
         let pool = self.pool;
         // If the caller is cancelled here, an answer is still on its way on this connection.
         self.bad.store(true, Ordering::Release);
-        let asked = pool.within(pool.command_timeout, client.query_typed(sql, parameters)).await;
+        let timeout = pool.command_timeout.saturating_add(transfer_time(bytes));
+        let asked = pool.within(timeout, client.query_typed(sql, parameters)).await;
         let answer = match asked {
             Some(answer) => answer.map_err(|error| StatementError::of_statement(error, effect)),
             // The statement is not cancelled. A cancelled commit that waits for a synchronous
             // standby would become visible although no standby has it.
             None => {
-                let why = format!("PostgreSQL did not respond within {:?}", pool.command_timeout);
+                let why = format!("PostgreSQL did not respond within {timeout:?}");
                 Err(StatementError::Store(effect.lost(&why)))
             }
         };

@@ -49,8 +49,8 @@ pub struct Migration {
 
 /// The steps from an empty database to the schema of this program, in their order.
 ///
-/// A database to which all of them were applied is one that `onetake migrate` made. Each step also writes its version
-/// into `onetake_schema`. A step never changes once it was released.
+/// A database to which all of them were applied is one that `onetake migrate` made. Each step also
+/// writes its version into `onetake_schema`. A step never changes once it was released.
 #[must_use]
 pub fn migrations() -> Vec<Migration> {
     let step = |(version, parts): (u32, &&[&str])| {

@@ -92,8 +92,9 @@ impl Batched for Settlement {
             columns.iter().map(|columns| columns.detail.as_deref()).collect();
         let holds: Vec<Option<i64>> = columns.iter().map(|columns| columns.hold).collect();
         let in_touch = store.in_touch();
+        let bytes = items.iter().map(|item| item.bytes()).sum();
         let rows = link
-            .query(
+            .query_sized(
                 SETTLE,
                 &[
                     (&store.shift(), Type::INT8),
@@ -110,6 +111,7 @@ impl Batched for Settlement {
                     (&holds, Type::INT8_ARRAY),
                 ],
                 Effect::Writes,
+                bytes,
             )
             .await?;
         let mut found: HashMap<RecordId, RecordRow> = HashMap::new();

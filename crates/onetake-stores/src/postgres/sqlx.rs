@@ -116,8 +116,8 @@ pub(super) fn address(options: &PgConnectOptions) -> Result<Address, StoreError>
     if let Some(settings) = options.get_options() {
         config.options(settings);
     }
-    // Only the URL tells the password and the certificates. A user or a host with special characters would not
-    // make a URL, and neither is needed here.
+    // Only the URL tells the password and the certificates. A user or a host with special
+    // characters would not make a URL, and neither is needed here.
     let url = options.clone().username("user").host("localhost").to_url_lossy();
     if let Some(password) = url.password() {
         config.password(percent_decode_str(password).collect::<Vec<u8>>());

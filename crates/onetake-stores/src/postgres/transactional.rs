@@ -130,8 +130,8 @@ pub struct TransactionalInbox {
 }
 
 impl TransactionalInbox {
-    /// Processes a message, unless it was processed already: `work` writes its effects in the transaction, and
-    /// answers what is remembered of it, and what it says to others.
+    /// Processes a message, unless it was processed already: `work` writes its effects in the
+    /// transaction, and answers what is remembered of it, and what it says to others.
     ///
     /// # Errors
     /// If the message could not be tried.

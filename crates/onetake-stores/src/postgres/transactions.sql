@@ -20,8 +20,9 @@ DECLARE
     v_now  bigint;
     v_by   xid;
 BEGIN
-    -- Both hold until the transaction ends. Whoever is told of the outcome must not lose it; and who is gone before the
-    -- COMMIT must not keep the record and the ordering keys for as long as the network takes to notice.
+    -- Both settings hold until the transaction ends. An acknowledged outcome must be durable. A client
+    -- that disappears before its COMMIT must not hold the locks of the record and the ordering keys
+    -- until the network notices.
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
@@ -40,8 +41,8 @@ BEGIN
       FROM unnest(messages, lanes, orderings, topics, headers, payloads) WITH ORDINALITY
            AS asked (message, lane, ordering, topic, headers, payload, number)
      ORDER BY asked.number;
-    -- Waits for whoever holds the record, and decides on it as it is by then. What became unknown may still be
-    -- completed by its own attempt: nobody else was given the key.
+    -- Waits for the lock of the record, and decides under it. An unknown record can still be completed
+    -- by its own attempt, because no other attempt got the key.
     UPDATE onetake_records AS record
        SET state = 1, state_at = v_now, watch_at = NULL, ask_at = NULL, head = recording_head, body = recording_body,
            code = NULL, detail = NULL,
@@ -50,7 +51,7 @@ BEGIN
        AND (record.expires_at IS NULL OR record.expires_at > v_now)
     RETURNING record.xmin INTO v_by;
     IF FOUND AND v_by <> pg_current_xact_id()::xid THEN
-        -- What follows could be rolled back to it, and the rest be committed.
+        -- After a savepoint, the completion could be rolled back and the effects committed.
         RAISE EXCEPTION 'onetake: an operation is finished in its transaction, and not behind a savepoint in it'
             USING ERRCODE = 'OT002';
     END IF;

@@ -1,6 +1,6 @@
 -- Version 2 of the schema. Programs of version 1 still work on it: their functions stay.
 
--- The reaper's watch looks at each claim once more when all claims of its time are certain to be visible.
+-- The reaper's watch reads each claim once more when all claims of its time are certainly visible.
 -- A commit can become visible long after its claim was made: a synchronous standby was unreachable, or the
 -- disk stalled. `mark_xid` is a transaction that began at `mark_at` or later. Once it and every transaction
 -- with a lower number have ended, all claims from before `mark_at` are visible.
@@ -8,12 +8,13 @@ ALTER TABLE onetake_watch
     ADD COLUMN settled_until bigint NOT NULL DEFAULT 0, -- every claim before it was visible when the watch looked
     ADD COLUMN mark_at       bigint NOT NULL DEFAULT 0,
     ADD COLUMN mark_xid      xid8   NOT NULL DEFAULT '0';
--- Otherwise the first looks would go through all claims that there are.
+-- Otherwise the first calls would read all claims of the table.
 UPDATE onetake_watch SET settled_until = seen_until;
 
--- Puts claims that were made at `at` under watch. It is for calls in which more than three seconds passed between
--- reading the clock and writing the rows. A transaction gets its number with its first write, and the mark of
--- the watch relies on a number that is given within three seconds of the claim's time.
+-- Puts claims that were made at `at` under watch. It is for calls in which more than three seconds
+-- passed between reading the clock and writing the rows. A transaction gets its number with its first
+-- write, and the mark of the watch relies on a number that is given within three seconds of the
+-- claim's time.
 CREATE FUNCTION onetake_watch_claims_1 (at bigint, ids bytea[], attempts bytea[]) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -27,8 +28,8 @@ BEGIN
 END $$;
 
 -- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
--- one of kind 1 is the record as it stands, and a single one of kind 2 grants all of them: r_number is
--- the fence. A key without a row was in somebody's hands: ask again.
+-- one of kind 1 is the current record, and a single one of kind 2 grants all of them: r_number is the
+-- fence. A key without a row was locked by another transaction and must be sent again.
 --
 -- Version 1 read the floor before the insert. A key that was swept in between, while the clock was set
 -- back, got a fence that is not above its last one. Here the floor is read after the insert, by a statement
@@ -60,8 +61,9 @@ BEGIN
         in_touch := -1;
     END IF;
 
-    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row. With
-    -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
+    -- Inserts the absent records. Only this statement can wait, for an uncommitted row of another
+    -- transaction. ON CONFLICT looks up, locks and confirms every key once more, so the usual case
+    -- does without it.
     IF manner = 0 THEN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
@@ -87,7 +89,7 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     SELECT fence INTO v_lowest FROM onetake_floor;
     IF v_count > 0 AND v_lowest >= v_fence THEN
-        -- Nobody else has seen these rows yet.
+        -- No other transaction can see these rows yet.
         v_fence := v_lowest + 1;
         UPDATE onetake_records AS record SET fence = v_fence
           FROM unnest(ids, attempts) AS asked (id, attempt)
@@ -106,7 +108,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- What may be taken is locked, and decided on again as it is by then.
+    -- Locks the records that can be taken, and decides again under the lock.
     IF manner = 2 THEN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
@@ -127,7 +129,7 @@ BEGIN
         ) AS mine;
     END IF;
     IF v_mine IS NOT NULL THEN
-        -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
+        -- The owner is lost, and the record must not run again: it becomes unknown.
         UPDATE onetake_records AS record
            SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
                ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
@@ -137,7 +139,7 @@ BEGIN
            SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
                on_unknown = asked.on_unknown, origin = asked.origin,
-               -- A key that runs again within its life keeps its attempts, the latest of them (a NULL is no text).
+               -- A key that runs again before it expires keeps its latest attempts. concat() skips a NULL history.
                history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
                    record.history, record.fence, ' ', record.claimed_at, ' ',
                    CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
@@ -159,7 +161,7 @@ BEGIN
         PERFORM onetake_watch_claims_1(v_now, ids, attempts);
     END IF;
 
-    -- What was granted just now, and everything else as it stands.
+    -- The new grants, and the other records as they are.
     RETURN QUERY
     SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
            v_now, record.fence, record.id,

@@ -1,8 +1,8 @@
 -- Version 3 of the schema. Programs of versions 1 and 2 still work on it: their functions stay.
 
--- Whether a claim may have a record: it expired; or it is the same operation, and nobody owns it any more or
--- the claim's own attempt still runs. An attempt that ended is never granted again: a claim that was sent
--- twice may arrive long after its attempt was released.
+-- True if a claim may get a record. The record has expired, or it is the same operation and has no
+-- owner any more, or the claim's own attempt still runs. An attempt that ended is never granted again:
+-- a claim that was sent twice may arrive long after its attempt was released.
 CREATE FUNCTION onetake_free_2 (
     record_attempt bytea, record_fingerprint bytea, state smallint, state_at bigint, grace bigint,
     on_unknown smallint, expires_at bigint, attempt bytea, fingerprint bytea, at bigint, in_touch bigint
@@ -15,14 +15,15 @@ CREATE FUNCTION onetake_free_2 (
 $$;
 
 -- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
--- one of kind 1 is the record as it stands, and a single one of kind 2 grants all of them: r_number is
--- the fence. A key without a row was in somebody's hands: ask again.
+-- one of kind 1 is the current record, and a single one of kind 2 grants all of them: r_number is the
+-- fence. A key without a row was locked by another transaction and must be sent again.
 --
--- A claim is idempotent by its attempt: one that is sent again is granted again, with its fence and for a whole
--- lease from now, as long as its attempt runs. Version 2 took it for the claim of somebody else.
+-- A claim is idempotent by its attempt. A claim that is sent again is granted again while its attempt
+-- runs, with the same fence and for a whole lease from now. Version 2 took it for a claim of another
+-- attempt.
 --
--- The floor is read after the insert, by a statement that sees every sweep that the insert saw: a sweep deletes
--- rows and raises the floor in one transaction.
+-- The floor is read after the insert, by a statement that sees every sweep that the insert saw: a
+-- sweep deletes rows and raises the floor in one transaction.
 CREATE FUNCTION onetake_claim_3 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint, manner smallint,
     ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
@@ -50,8 +51,9 @@ BEGIN
         in_touch := -1;
     END IF;
 
-    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row. With
-    -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
+    -- Inserts the absent records. Only this statement can wait, for an uncommitted row of another
+    -- transaction. ON CONFLICT looks up, locks and confirms every key once more, so the usual case
+    -- does without it.
     IF manner = 0 THEN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
@@ -77,8 +79,8 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     SELECT fence INTO v_lowest FROM onetake_floor;
     IF v_count > 0 AND v_lowest >= v_fence THEN
-        -- Nobody else has seen the rows that were inserted yet. One of a claim that was sent before, maybe at the
-        -- same microsecond, is not among them.
+        -- No other transaction can see the inserted rows yet. The row of a claim that was sent before,
+        -- perhaps at the same microsecond, is not among them.
         v_fence := v_lowest + 1;
         UPDATE onetake_records AS record SET fence = v_fence
           FROM unnest(ids, attempts) AS asked (id, attempt)
@@ -97,7 +99,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- What may be taken is locked, and decided on again as it is by then.
+    -- Locks the records that can be taken, and decides again under the lock.
     IF manner = 2 THEN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
@@ -118,8 +120,8 @@ BEGIN
         ) AS mine;
     END IF;
     IF v_mine IS NOT NULL THEN
-        -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
-        -- The caller's own attempt is renewed instead: see below.
+        -- The owner is lost, and the record must not run again: it becomes unknown.
+        -- The caller's own attempt is renewed instead, below.
         UPDATE onetake_records AS record
            SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
                ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
@@ -129,7 +131,7 @@ BEGIN
            SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
                on_unknown = asked.on_unknown, origin = asked.origin,
-               -- A key that runs again within its life keeps its attempts, the latest of them (a NULL is no text).
+               -- A key that runs again before it expires keeps its latest attempts. concat() skips a NULL history.
                history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
                    record.history, record.fence, ' ', record.claimed_at, ' ',
                    CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
@@ -145,8 +147,8 @@ BEGIN
            AND (record.attempt <> asked.attempt OR record.expires_at <= v_now)
            AND onetake_free_2(record.attempt, record.fingerprint, record.state, record.state_at, record.grace,
                    record.on_unknown, record.expires_at, asked.attempt, asked.fingerprint, v_now, in_touch);
-        -- A claim that was sent before, and whose answer got lost: its lease begins anew. It is written, so that
-        -- it is as durable as it is said to be.
+        -- A claim that was sent before, and whose answer was lost: its lease begins again. The row is
+        -- written, so that the repeated grant is durable as well.
         UPDATE onetake_records AS record
            SET state_at = v_now + record.lease,
                watch_at = CASE WHEN record.watch_at IS NOT NULL THEN v_now + record.lease + record.grace END
@@ -161,7 +163,7 @@ BEGIN
         PERFORM onetake_watch_claims_1(v_now, ids, attempts);
     END IF;
 
-    -- What was granted just now, or once more, and everything else as it stands.
+    -- The new and the repeated grants, and the other records as they are.
     RETURN QUERY
     SELECT CASE WHEN record.attempt = asked.attempt AND record.state = 0 AND record.fingerprint = asked.fingerprint
                      AND (record.claimed_at = v_now OR record.id = ANY (v_mine)) THEN 0 ELSE 1 END::smallint,

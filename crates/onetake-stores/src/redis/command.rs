@@ -78,6 +78,11 @@ impl RedisCommand {
         self
     }
 
+    /// Returns the size of its words, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        self.words.iter().map(Bytes::len).sum()
+    }
+
     pub(super) fn packed(&self, contact: NodeContact) -> Cmd {
         let mut command = Cmd::new();
         for word in &self.words {

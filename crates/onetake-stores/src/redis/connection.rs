@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use onetake_core::store::transfer_time;
 use onetake_core::{Clock, Rng, Shift, StoreError, StoreErrorKind};
 use redis::{Pipeline, ServerErrorKind, Value};
 
@@ -227,6 +228,11 @@ impl Connection {
             }
         }
         let mut within = self.options.command_timeout;
+        if !self.options.in_background {
+            let sent = group.iter().filter_map(|item| commands.get(item.index));
+            let bytes = sent.map(RedisCommand::bytes).sum();
+            within = within.saturating_add(transfer_time(bytes));
+        }
         if let Some(replicas) = replicas {
             // WAIT covers everything that the server had written when it executed the commands
             // before it: what they read as well as what they wrote.

@@ -5,14 +5,16 @@ use std::time::Duration;
 
 use onetake_conformance::many;
 use onetake_core::{
-    Answer, Clock, Engine, Fingerprint, Key, OnUnknown, Operation, Outcome, Recording, Scope,
-    Store, StoreErrorKind, SystemClock, Terms, Verdict, WhileRunning,
+    Answer, Clock, Engine, Fingerprint, Key, ManualClock, OnUnknown, Operation, Outcome, Recording,
+    Scope, Settlement, Store, StoreErrorKind, SystemClock, Terms, Transition, Verdict,
+    WhileRunning,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio::sync::Notify;
 
+use super::lost_or_repeated::claim;
 use super::{migrated, store_on};
 
 async fn nodes(url: &str, count: usize) -> Vec<Engine> {
@@ -141,4 +143,38 @@ async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
         body == Some(b"charged once".as_slice())
     })
     .await;
+}
+
+/// A statement that writes a large recording gets more time, by the store's own clock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_large_recording_gets_more_time() {
+    let server = Postgres::shared().await;
+    let url = migrated(server).await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    let through = server.url_at(proxy.address(), url.rsplit_once('/').unwrap().1);
+    for (number, bytes, seconds) in [(1, 300, 2), (2, 1 << 20, 3)] {
+        proxy.set(Weather::Fair);
+        let clock = ManualClock::new(SystemClock.now());
+        let options =
+            PostgresOptions { clock: Arc::new(clock.clone()), ..PostgresOptions::default() };
+        let store = Arc::new(PostgresStore::open(&through, options).await.unwrap());
+        let claim = claim(number);
+        store.claim(vec![claim.clone()]).await.remove(0).unwrap();
+        proxy.set(Weather::Cut);
+        let recording = Recording::new(vec![b'x'; bytes]);
+        let settlement = Settlement {
+            id: claim.id,
+            attempt: claim.attempt,
+            transition: Transition::Complete(recording),
+        };
+        let settling = tokio::spawn(async move { store.settle(vec![settlement]).await.remove(0) });
+        until("the store waits for the server", async || clock.sleepers() > 0).await;
+        let last = Duration::from_millis(10);
+        clock.advance(Duration::from_secs(seconds) - last);
+        SystemClock.sleep(Duration::from_millis(200)).await;
+        assert!(!settling.is_finished(), "{bytes} bytes");
+        clock.advance(last * 2);
+        let error = settling.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{bytes} bytes");
+    }
 }

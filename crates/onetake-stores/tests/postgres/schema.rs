@@ -62,8 +62,8 @@ async fn older_and_newer_versions_are_told_apart() {
     open().await.unwrap();
 }
 
-/// Everything in the catalogs that has onetake's prefix: tables, columns, indexes, constraints, views, sequences and
-/// functions; and the rows that migrations write.
+/// Everything in the catalogs that has onetake's prefix: tables, columns, indexes, constraints,
+/// views, sequences and functions; and the rows that migrations write.
 const CATALOG: &str = "
     SELECT string_agg(line, E'\\n' ORDER BY line) FROM (
       SELECT concat_ws(' ', 'relation', relname, relkind, reloptions) AS line FROM pg_class
@@ -107,8 +107,8 @@ async fn migrations_from_files_make_the_same_schema() {
     assert_eq!(again, Migrated { from: Some(3), to: 3 });
 }
 
-/// Tables of version 1, as a program of that version made them, with a key that runs and one that is
-/// finished. They are refused until they are migrated; then nodes of both versions work on them.
+/// Tables of version 1, as a program of that version made them, with a key that runs and one that
+/// is finished. They are refused until they are migrated; then nodes of both versions work on them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let server = Postgres::shared().await;

@@ -182,7 +182,8 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
     });
     let large = large.await.unwrap_err();
     assert!(large.to_string().contains("message 0: the topic has 300 bytes"), "{large}");
-    // The store, and not the operation's word, decides. Its effects may be there: it never runs again.
+    // The store, and not the operation's word, decides. Its effects may be there: it never runs
+    // again.
     let forgot = || bank.engine.transact(operation("forgot"), |_| async { Ok::<(), ()>(()) });
     assert!(matches!(forgot().await, Err(NotDone::NotCommitted)));
     let again = forgot().await.unwrap();

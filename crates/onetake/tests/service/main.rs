@@ -2,4 +2,6 @@
 
 #[cfg(feature = "embedded")]
 mod examples;
+#[cfg(feature = "embedded")]
+mod grpc_example;
 mod lifecycle;

@@ -16,7 +16,8 @@ fn values(shape: &Shape) -> String {
         Shape::Boolean => "`true` or `false`".to_owned(),
         Shape::Integer(min, max) => format!("{min} to {max}"),
         Shape::Duration(min, max) => format!("`{min}` to `{max}`"),
-        Shape::Size => "up to `64MiB`, with a unit or in bytes".to_owned(),
+        Shape::Size("1B", max) => format!("up to `{max}`, with a unit or in bytes"),
+        Shape::Size(min, max) => format!("`{min}` to `{max}`, with a unit or in bytes"),
         Shape::Words(words) => {
             words.iter().map(|word| format!("`\"{word}\"`")).collect::<Vec<_>>().join(", ")
         }
@@ -98,6 +99,7 @@ fn the_tables_of_the_page_are_those_of_the_declaration() {
         "[admin]",
         "[store]",
         "[sweep]",
+        "[limits]",
         "[ext_proc]",
         "[relay]",
         "[secrets]",
@@ -106,6 +108,8 @@ fn the_tables_of_the_page_are_those_of_the_declaration() {
         "fingerprint",
         "statuses",
         "velocity",
+        "duplicate_payload",
+        "cors",
         "jwt",
         "forward_auth",
         "reconcile",

@@ -116,7 +116,7 @@ fn refused(text: &str) -> String {
 fn header_key() -> KeyPolicy {
     let key = KeyPolicy::default();
     assert_eq!((&key.source, key.required), (&KeySource::Header, false));
-    assert_eq!((key.format, key.min_length), (KeyFormat::Any, 16));
+    assert_eq!((key.format, key.length_min()), (KeyFormat::Any, 16));
     key
 }
 
@@ -139,7 +139,9 @@ fn the_whole_example_is_accepted() {
 
     assert_eq!(charges.preset, Some(Preset::Payment));
     assert_eq!(charges.upstream, "http://127.0.0.1:3001");
-    assert_eq!(charges.settings.policy.key, required_key());
+    let mut key = required_key();
+    key.min_length = Some(16);
+    assert_eq!(charges.settings.policy.key, key);
     assert_eq!(charges.settings.policy.tenant, Tenant::Credential);
     assert_eq!(charges.settings.policy.terms.ttl, Duration::from_secs(86_400));
     assert_eq!(charges.settings.policy.outcomes.classify(status(404)), Disposition::Release);

@@ -55,7 +55,7 @@ fn variables_hold_toml_values_or_text() {
     let list = policy(&[("ONETAKE__DEFAULTS__RELEASE", "[\"5xx\"]")]);
     assert_eq!(list.outcomes.classify(status(500)), Disposition::Release);
     let key = policy(&[("ONETAKE__DEFAULTS__KEY__REQUIRED", "true")]).key;
-    assert_eq!((key.min_length, &key.source), (20, &KeySource::Header), "one more field");
+    assert_eq!((key.min_length, &key.source), (Some(20), &KeySource::Header), "one more field");
     assert!(key.required);
     let key = policy(&[("ONETAKE__DEFAULTS__KEY", "{ required = true }")]).key;
     assert_eq!(key, required_key(), "the whole table");
@@ -96,7 +96,7 @@ fn a_key_is_required_by_preset_or_by_word() {
     assert!(!required("", "preset = \"payment\"\nkey = { required = false }"));
     assert!(required("key = { required = true }", "preset = \"signup\"\nkey.min_length = 9"));
     assert!(required("key = { required = false }", "preset = \"payment\""));
-    assert_eq!(route("key.min_length = 40", "preset = \"payment\"").key.min_length, 40);
+    assert_eq!(route("key.min_length = 40", "preset = \"payment\"").key.min_length, Some(40));
 }
 
 #[test]

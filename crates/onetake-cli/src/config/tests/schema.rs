@@ -21,8 +21,31 @@ const CHECK_ONLY: &[&str] = &[
     "grace = \"2h\"",
     "wait_timeout = \"6m\"",
     "velocity = [{ by = [\"tenant\"], limit = \"5/min\" }]",
+    "upstream_ping_interval = \"0s\"",
+    "fingerprint = { mode = \"protobuf\" }",
+    "fingerprint = { mode = \"protobuf\" }\ndescriptor_set = \"/nowhere/at/all.pb\"",
+    "key = { from = \"grpc\", field = \"id\" }\ntenant = \"public\"",
+    "record = [\"INTERNAL\"]\nrelease = [\"INTERNAL\"]",
     "key = { required = false }\nvelocity = [{ by = [], limit = \"5/s\" }]",
     "upstream_timeout = \"0s\"",
+    "keep_alive = \"0s\"",
+    "shutdown_delay = \"11m\"",
+    "shutdown_limit = \"2h\"",
+    "timeout = \"9ms\"",
+    "connect_timeout = \"2m\"",
+    "claim_timeout = \"0s\"",
+    "settle_timeout = \"2m\"",
+    "duplicate_payload = { action = \"log\", window = \"0s\" }",
+    "duplicate_payload = { action = \"log\", window = \"25h\" }",
+    "cors = { origins = [\"https://a:443\"] }",
+    "cors = { origins = [\"*\"], credentials = true }",
+    "cors = { origins = [\"https://a\"], max_age = \"25h\" }",
+    "header_timeout = \"11m\"",
+    "queue_timeout = \"0s\"",
+    "max_header_bytes = \"8191B\"",
+    "max_body_memory = \"1023KiB\"",
+    "max_body_memory = \"1535KiB\"",
+    "max_store_memory = \"7MiB\"",
     "max_request_body = \"65MiB\"",
     "max_message = \"65MiB\"",
     "listen = \"127.0.0.1:8080\"",
@@ -35,6 +58,13 @@ const CHECK_ONLY: &[&str] = &[
     "upstream = \"https://a..b\"",
     "key = { from = \"json\", pointer = \"/id\" }",
     "key = { from = \"derive\", parts = [\"json:/a\"] }",
+    "key = { from = \"header\", name = \"svix-id\" }",
+    "key = { from = \"query\", name = \"order\" }",
+    "key = { from = \"header\", name = \"X-Request-Id\" }\ntenant = \"public\"",
+    "key = { from = \"header\", name = \"Idempotency-Key\" }\ntenant = \"public\"",
+    "key = { from = \"path\", name = \"id\" }\ntenant = \"public\"",
+    "match = \"PUT /orders/{order}\"\nkey = { from = \"path\", name = \"id\" }\ntenant = \"public\"",
+    "key = { from = \"derive\", parts = [\"path:id\"] }\ntenant = \"public\"",
     "record = [\"404\"]\nmark_unknown = [\"5xx\", \"404\"]",
     // In any letter case, which a pattern cannot express.
     "fingerprint = { mode = \"bytes\", headers = [\"Date\"] }",
@@ -295,7 +325,7 @@ fn what_the_schema_calls_a_default_is_one() {
     };
     let mut file = json!({ "defaults": defaults_of("/$defs") });
     file["defaults"]["key"] = defaults_of("/$defs/key/properties");
-    for section in ["gateway", "admin", "store", "sweep", "relay", "secrets"] {
+    for section in ["gateway", "admin", "store", "sweep", "limits", "relay", "secrets"] {
         file[section] = defaults_of(&format!("/properties/{section}/properties"));
     }
     assert!(file["defaults"]["ttl"].is_string() && file["sweep"]["batch"].is_u64(), "{file}");

@@ -56,6 +56,26 @@ fn what_is_allowed_but_dear_is_a_warning() {
 }
 
 #[test]
+fn a_detector_that_can_find_nothing_is_a_warning() {
+    let warnings = |key: &str| {
+        let text = format!(
+            "[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"PUT /orders/{{id}}\"\n\
+             tenant = \"public\"\nduplicate_payload = {{ action = \"log\" }}\nkey = {key}\n"
+        );
+        read(&text).unwrap().warnings()
+    };
+    for useless in ["{ from = \"path\", name = \"id\" }", "{ from = \"query\", name = \"id\" }"] {
+        let warnings = warnings(useless);
+        assert!(warnings.len() == 1 && warnings[0].contains("without effect"), "{warnings:?}");
+    }
+    for useful in
+        ["{ required = true }", "{ from = \"derive\", parts = [\"header:X-A\", \"path:id\"] }"]
+    {
+        assert_eq!(warnings(useful), Vec::<String>::new(), "{useful}");
+    }
+}
+
+#[test]
 fn the_route_itself_has_to_open_a_payment() {
     let of = |defaults: &str, own: &str| {
         let text = format!("{PAYMENT}{own}\n[defaults]\n{defaults}\n");
@@ -126,5 +146,32 @@ fn no_form_of_the_configuration_shows_a_password() {
     ] {
         let said = refused(&on(wrong));
         assert!(!said.contains("secret") && !said.contains("sec ret"), "{wrong}\n{said}");
+    }
+}
+
+#[tokio::test]
+async fn the_timeouts_of_a_store_are_those_of_the_file() {
+    let config = |store: &str| {
+        let text = format!("[store]\n{store}");
+        load_store(Some(&text), "f", no_env(), Overrides::default()).unwrap()
+    };
+    let usual = crate::stores::open(&config("url = \"memory:\"")).await.unwrap();
+    let limits = onetake_core::Limits::default();
+    assert_eq!(usual.limits.claim_patience, limits.claim_patience);
+    assert_eq!(usual.limits.settle_patience, limits.settle_patience);
+    let short = "url = \"memory:\"\nclaim_timeout = \"300ms\"\nsettle_timeout = \"7s\"";
+    let short = crate::stores::open(&config(short)).await.unwrap().limits;
+    assert_eq!(short.claim_patience, Duration::from_millis(300));
+    assert_eq!(short.settle_patience, Duration::from_secs(7));
+    // A server that accepts connections and never answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    for (url, within) in
+        [(format!("postgres://{address}/x"), "130ms"), (format!("redis://{address}"), "140ms")]
+    {
+        let store = format!("url = \"{url}\"\nconnect_timeout = \"{within}\"");
+        let failed = crate::stores::open(&config(&store)).await.unwrap_err();
+        let why = std::error::Error::source(&failed).unwrap().to_string();
+        assert!(why.contains(&format!("within {within}")), "{why}");
     }
 }

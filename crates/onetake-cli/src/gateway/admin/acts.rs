@@ -96,13 +96,13 @@ pub(crate) struct ResolveChange {
     #[schema(min_length = 1, max_length = 100)]
     by: Option<String>,
     /// The response that retries get from now on.
-    outcome: Told,
+    outcome: SuppliedOutcome,
 }
 
 /// An outcome that an operator supplies.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Told {
+pub(crate) struct SuppliedOutcome {
     /// The HTTP status, from 200 to 599.
     #[schema(minimum = 200, maximum = 599)]
     status: u16,
@@ -226,7 +226,7 @@ async fn change_it(
     }
 }
 
-impl Told {
+impl SuppliedOutcome {
     fn recording(self) -> Result<Recording, ApiError> {
         let status = StatusCode::from_u16(self.status).ok();
         let status = status.filter(|status| (200..=599).contains(&status.as_u16()));

@@ -18,8 +18,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-/// Maximum number of connections. More wait in the operating system's queue.
-const CONNECTIONS_MAX: usize = 256;
+use crate::gateway::descriptors::admin_connections_max;
+
 /// Timeout for the head of a request, including the idle time before it.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum lifetime of a connection, even if it is in use.
@@ -36,7 +36,8 @@ pub(super) async fn serve(
     clock: Arc<dyn Clock>,
     stop: CancellationToken,
 ) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // More connections wait in the operating system's queue.
+    let places = Arc::new(Semaphore::new(admin_connections_max()));
     loop {
         let place = Arc::clone(&places).acquire_owned();
         let (place, accepted) = tokio::select! {

@@ -6,6 +6,7 @@
 mod acts;
 mod error;
 mod guard;
+mod health;
 mod input;
 mod keys;
 mod listener;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use onetake_core::{Clock, Engine};
@@ -29,6 +30,7 @@ use utoipa::openapi::{Components, InfoBuilder, OpenApi, SecurityRequirement};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::gauges::Gauges;
 use super::readiness::Readiness;
 use error::{ApiError, ApiProblem};
 use guard::Guard;
@@ -51,6 +53,7 @@ const SCANS_MAX: usize = 2;
 pub(super) struct Status {
     pub(super) readiness: Readiness,
     pub(super) metrics: Option<PrometheusHandle>,
+    pub(super) gauges: Arc<Gauges>,
     /// Cancelled when shutdown begins; the node is then no longer ready.
     pub(super) draining: CancellationToken,
 }
@@ -164,15 +167,20 @@ fn router(status: Status, api: Api, guard: Guard) -> Router {
         .route("/openapi.json", get(move || async move { Json((*description).clone()) }))
         .route(
             "/metrics",
-            get(async |State(status): State<Status>| render(status.metrics))
-                .with_state(status.clone()),
+            get(async |State(status): State<Status>| {
+                status.gauges.update();
+                render(status.metrics)
+            })
+            .with_state(status.clone()),
         )
         .method_not_allowed_fallback(async || ApiError::no_method())
         .fallback(async || ApiError::no_page())
         .layer(middleware::from_fn_with_state(guard, guard::guard));
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready).with_state(status))
+        .route("/readyz", get(ready).with_state(status.clone()))
+        .route("/grpc.health.v1.Health/Check", post(health::check).with_state(status.clone()))
+        .route("/grpc.health.v1.Health/Watch", post(health::watch).with_state(status))
         .fallback_service(guarded)
 }
 

@@ -22,6 +22,7 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
+use tower::ServiceExt;
 use tower_service::Service;
 
 use crate::config::UpstreamTls;
@@ -41,6 +42,27 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum time between two log lines about failed handshakes: with a wrong certificate every
 /// request fails.
 const SILENCE: Duration = Duration::from_secs(10);
+
+/// The protocols that a connection may speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocols {
+    Http1,
+    /// HTTP/2 from the first byte, without TLS.
+    Http2,
+    /// The server chooses, by ALPN.
+    Either,
+}
+
+impl Protocols {
+    /// The protocols of an upstream, by the scheme of its URL.
+    pub(crate) fn of(upstream: &Uri) -> Self {
+        match upstream.scheme_str() {
+            Some("h2c") => Self::Http2,
+            Some("https") => Self::Either,
+            _ => Self::Http1,
+        }
+    }
+}
 
 /// The connector for outgoing connections, encrypted for `https://`.
 ///
@@ -82,9 +104,27 @@ impl Connector {
         client_config(tls, &mut Files::default(), clock).map(drop)
     }
 
-    async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<Stream, BoxError> {
+    /// Opens a connection, encrypted for `https://`. Of several addresses of a name, the next one
+    /// is tried if one cannot be connected to. The name is resolved each time.
+    pub(crate) async fn open(&self, to: &Uri, protocols: Protocols) -> Result<Stream, BoxError> {
+        let stream = self.http.clone().oneshot(to.clone()).await?.into_inner();
+        match to.scheme() == Some(&Scheme::HTTPS) {
+            true => self.encrypted(to.host().unwrap_or_default(), stream, protocols).await,
+            false => Ok(Stream::plain(stream, protocols)),
+        }
+    }
+
+    async fn encrypted(
+        &self,
+        host: &str,
+        stream: TcpStream,
+        protocols: Protocols,
+    ) -> Result<Stream, BoxError> {
         let tls = self.tls.as_ref().ok_or("TLS is not configured for this upstream")?;
-        let config = Arc::clone(&tls.borrow());
+        let mut config = Arc::clone(&tls.borrow());
+        if protocols == Protocols::Either {
+            Arc::make_mut(&mut config).alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        }
         let name = ServerName::try_from(host.trim_matches(['[', ']']))?.to_owned();
         let opened = tokio::select! {
             opened = TlsConnector::from(config).connect(name, stream) => opened,
@@ -121,16 +161,7 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, to: Uri) -> Self::Future {
         let this = self.clone();
-        // The instance that was polled ready must be the one that is called.
-        let mut http = std::mem::replace(&mut self.http, this.http.clone());
-        Box::pin(async move {
-            let stream = http.call(to.clone()).await?.into_inner();
-            let stream = match to.scheme() == Some(&Scheme::HTTPS) {
-                true => this.encrypted(to.host().unwrap_or_default(), stream).await?,
-                false => Stream::Plain(stream),
-            };
-            Ok(TokioIo::new(stream))
-        })
+        Box::pin(async move { Ok(TokioIo::new(this.open(&to, Protocols::Http1).await?)) })
     }
 }
 
@@ -156,7 +187,7 @@ fn client_config(
         }
         None => builder.with_no_client_auth(),
     };
-    // Only HTTP/1.1: with one request at a time on a connection, it is known what was sent on it.
+    // Upstreams of the gateway may also choose HTTP/2: see `Protocols`.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

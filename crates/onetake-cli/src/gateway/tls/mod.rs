@@ -23,7 +23,7 @@ use crate::config::Config;
 
 pub(super) use acceptor::Acceptor;
 pub(crate) use connector::Connector;
-pub(super) use connector::{Opening, Stream};
+pub(super) use connector::{Opening, Protocols, Stream};
 pub use files::TlsFailed;
 
 /// Checks the files that a gateway with this configuration would read.

@@ -125,7 +125,7 @@ async fn what_is_not_clearly_allowed_is_refused() {
             (503, "auth_unavailable"),
             "{says:?}"
         );
-        assert_eq!(answer.header("retry-after"), "2");
+        assert!(["2", "3", "4"].contains(&answer.header("retry-after")));
         assert_tells_nothing(&answer);
         until("it is asked", async || auth.asked().len() > asked).await;
         assert_eq!(auth.asked().len(), asked + 1, "no redirect is followed: {says:?}");

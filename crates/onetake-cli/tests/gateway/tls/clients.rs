@@ -58,6 +58,34 @@ async fn the_upstream_is_told_that_the_client_came_over_tls() {
     assert!(seen.contains("proto=https"), "{seen}");
 }
 
+/// A client that sends its whole body before it reads gets its 413, and an orderly end of TLS.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_late_gets_its_413() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    authority.issue("localhost").write(folder.path());
+    let upstream = Upstream::start().await.unwrap();
+    let lines = format!("upstream = \"{}\"\n{}", upstream.url(), tls_of(folder.path()));
+    let gateway = gateway(&lines).await;
+    let body = vec![b'x'; 16 << 20];
+    for version in [&TLS12, &TLS13, &TLS12, &TLS13] {
+        let stream = open(gateway.address(), &authority, &["http/1.1"], &[version]).await;
+        let mut stream = stream.unwrap();
+        let head = format!(
+            "POST /any/charge HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer alice\r\n\
+             Idempotency-Key: too-large-over-tls-01\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        stream.write_all(&body).await.unwrap();
+        let mut answer = String::new();
+        // Without close_notify this would be an error.
+        stream.read_to_string(&mut answer).await.unwrap();
+        assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+        assert!(answer.contains("request_body_too_large"), "{answer}");
+    }
+    assert_eq!(upstream.runs_in_all(), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_does_not_speak_tls_does_no_harm() {
     let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());

@@ -98,7 +98,7 @@ async fn a_service_that_is_not_known_is_told_no_credential_and_nothing_runs() {
         for _ in 0..2 {
             let answer = pay(&client).await;
             assert_eq!((answer.status(), answer.code().as_str()), (503, "auth_unavailable"));
-            assert_eq!(answer.header("retry-after"), "2");
+            assert!(["2", "3", "4"].contains(&answer.header("retry-after")));
             assert_tells_nothing(&answer);
         }
     };

@@ -118,7 +118,7 @@ async fn a_key_set_is_fetched_rotated_and_kept_through_outages() {
     // The endpoint is away at the start: nothing is refused for good, and nothing runs.
     let answer = pay(&client, "jwks-key-00000001", &old.token("old")).await;
     assert_eq!((answer.status(), answer.code().as_str()), (503, "auth_unavailable"));
-    assert_eq!(answer.header("retry-after"), "2");
+    assert!(["2", "3", "4"].contains(&answer.header("retry-after")));
     let ready = get(gateway.admin(), "/readyz").await;
     assert_eq!(ready.status(), 503);
     assert!(ready.text().contains("key set"), "{}", ready.text());

@@ -153,3 +153,20 @@ async fn a_transaction_is_recorded_by_the_attempt_that_committed_it() {
     let taken_over = transacted(false).await;
     assert!(matches!(taken_over, Settling::Stale(Some(_))), "{taken_over:?}");
 }
+
+/// The writes of a large recording take longer.
+#[tokio::test]
+async fn the_wait_for_an_outcome_grows_with_its_size() {
+    let step = Duration::from_millis(10);
+    for (name, bytes, seconds) in [("small", 300, 5), ("large", 1 << 20, 6)] {
+        let world = World::new();
+        let lease = world.lease(&operation(name)).await;
+        lease.start().unwrap();
+        world.store.refused.store(usize::MAX, Ordering::SeqCst);
+        let settling = tokio::spawn(lease.complete(Recording::new(vec![b'x'; bytes])));
+        world.pass(SECOND * seconds - step * 10, step).await;
+        assert!(!settling.is_finished(), "{name}");
+        world.pass(step * 20, step).await;
+        assert!(matches!(settling.await.unwrap(), Settling::Pending), "{name}");
+    }
+}

@@ -112,7 +112,7 @@ async fn a_client_cannot_name_a_derived_key_or_an_attempt() {
 #[tokio::test]
 async fn the_key_is_there_wherever_it_came_from() {
     let pointer = Pointer::parse("/order").unwrap();
-    let policy = Policy::new().key_from(KeySource::Json(pointer)).tenant(Tenant::Public);
+    let policy = Policy::new().key_from(KeySource::json(pointer)).tenant(Tenant::Public);
     let router = on(Arc::new(MemoryStore::new()), policy, Secrets::default());
     let request = Request::post("/tell").header("content-type", "application/json");
     let request = request.body(Body::from(r#"{"order":"A-77"}"#)).unwrap();

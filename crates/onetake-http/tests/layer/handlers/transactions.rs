@@ -51,7 +51,15 @@ async fn act(
     let answer: Response = match how {
         "typed" => Stored(Receipt { run }).into_response(),
         "refuse" => return (StatusCode::UNPROCESSABLE_ENTITY, "no funds").into_response(),
-        "break" => return (StatusCode::INTERNAL_SERVER_ERROR, "rolled back").into_response(),
+        "own commit, then 500" => {
+            return (StatusCode::INTERNAL_SERVER_ERROR, "after its own commit").into_response();
+        }
+        "own commit, then panic" => panic!("after its own commit"),
+        "no database" => {
+            let error = running.begin(NoDatabase).await.err().expect("there is no database");
+            return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
+        }
+        "busy" => return (StatusCode::SERVICE_UNAVAILABLE, "not handled").into_response(),
         _ => (StatusCode::CREATED, [("x-run", run.to_string())], format!("run {run}"))
             .into_response(),
     };
@@ -93,6 +101,18 @@ enum Database {}
 struct Writes {
     store: MemoryStore,
     last: Option<Settlement>,
+}
+
+/// A database that is unreachable.
+struct NoDatabase;
+
+impl TransactionSource<Database> for NoDatabase {
+    type Transaction = Writes;
+    type Error = std::io::Error;
+
+    async fn begin(self) -> Result<Writes, std::io::Error> {
+        Err(std::io::Error::other("the database is unreachable"))
+    }
 }
 
 impl TransactionSource<Database> for &MemoryStore {
@@ -204,7 +224,8 @@ async fn what_is_not_committed_is_not_shown_and_may_run_again() {
         ("fail,%20rolled%20back", 500),
         ("guarded%20fail", 500),
         ("guarded%20finish%20and%20fail", 500),
-        ("break", 500),
+        ("no%20database", 500),
+        ("busy", 503),
     ] {
         let (world, router) = world();
         let path = format!("/{how}");
@@ -261,7 +282,13 @@ async fn other_answers_are_recorded_as_usual() {
 /// again.
 #[tokio::test]
 async fn an_attempt_that_forgot_to_finish_never_runs_again() {
-    for how in ["forget", "forget%20and%20fail", "forget%20and%20panic"] {
+    for how in [
+        "forget",
+        "forget%20and%20fail",
+        "forget%20and%20panic",
+        "own%20commit,%20then%20500",
+        "own%20commit,%20then%20panic",
+    ] {
         let (world, router) = world();
         let (lines, _guard) = logs();
         let path = format!("/{how}");

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::without_identifier;
 use axum::Router;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -113,7 +114,7 @@ impl World {
         };
         let (parts, body) = answer.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
-        let body = String::from_utf8(body.to_vec()).unwrap();
+        let body = without_identifier(std::str::from_utf8(&body).unwrap());
         Answered { status: parts.status.as_u16(), headers: parts.headers, body }
     }
 

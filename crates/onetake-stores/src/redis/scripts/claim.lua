@@ -11,8 +11,8 @@ local here = alive(record, now)
 local free = not here
 -- Another payload never runs, in any state.
 if here and record.fingerprint == fingerprint then
-  -- A claim that is sent again, because its answer got lost, is granted again while its attempt runs. An
-  -- attempt that ended never runs again.
+  -- A claim that is sent again, because its answer was lost, is granted again while its attempt runs.
+  -- An attempt that ended never runs again.
   if record.attempt == attempt then
     if record.state == 'running' then
       renew(record, now)
@@ -37,8 +37,8 @@ if not free then
   return told('found', now, record, record.outcome)
 end
 
--- Above every fence that was ever given in this shard: also after the record is gone, and if the
--- server's clock was set back.
+-- Higher than every earlier fence of this shard, even after the record was deleted or the server's
+-- clock was set back.
 local previous = tonumber(redis.call('GET', KEYS[4]) or '0')
 if record then
   previous = math.max(previous, tonumber(record.fence))
@@ -47,7 +47,7 @@ local fence = math.max(previous + 1, now)
 if fence > MAX then
   error('there is no higher fence left: the server\'s clock, or the key ' .. KEYS[4] .. ', is wrong')
 end
--- A key that runs again within its life keeps the time it was first claimed, and its attempts.
+-- A key that runs again before it expires keeps the time of its first claim, and its attempts.
 local created, history = text(now), ''
 if here then
   local ended = record.state == 'running' and text(now) or record.at
@@ -55,7 +55,7 @@ if here then
   created, history = record.created, string.sub(record.history .. past, -HISTORY_BYTES_MAX)
 end
 local lease_until = plus(now, lease)
--- ZADD stands first: where memory is full it is refused, and then nothing was written.
+-- ZADD is first: a server with full memory refuses it, and then nothing was written.
 redis.call('ZADD', KEYS[2], text(plus(lease_until, grace)), id)
 redis.call('SET', KEYS[4], text(fence))
 redis.call('HSET', KEYS[1], 'v', '1', 'attempt', attempt, 'fence', text(fence),

@@ -1,7 +1,7 @@
--- The records of a shard whose lease and grace are over, or those that are to be asked for; the longest
--- due first.
+-- The records of a shard whose lease and grace have ended, or those that are due for reconciliation.
+-- Those that are due longest come first.
 -- KEYS: leases
--- ARGV: shift, limit, leases or asks
+-- ARGV: shift, limit, `leases` or `asks`
 local from, to = '0', clock(ARGV[1])
 if ARGV[3] == 'asks' then
   from, to = '-inf', ask_score(to)

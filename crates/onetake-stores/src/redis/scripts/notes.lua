@@ -1,4 +1,4 @@
--- Names and entries of the audit in turn, the newest first.
+-- The audit log: names and entries alternate, the newest first.
 -- KEYS: notes, names (all, or those of a record)
 -- ARGV: from, limit
 local names = redis.call('ZREVRANGEBYLEX', KEYS[2], ARGV[1], '-', 'LIMIT', 0, ARGV[2])

@@ -1,9 +1,9 @@
--- What all scripts begin with: how a record is read, told and ended. decide.rs is the original of
--- every decision here; the conformance suite holds these scripts to it.
+-- The common beginning of all scripts: functions that read, return and settle a record. Every decision
+-- here restates decide.rs. The conformance suite and the differential test compare them.
 --
--- Numbers are doubles in Lua: exact up to 2^53 microseconds, which is the year 2255. What would be
--- later is then. They are written by text(), never by tostring(), which would write 1.8e+15.
--- MAX is that number. It and the other constants are written in front of this text: see `constants` in scripts.rs.
+-- Numbers are doubles in Lua: exact up to 2^53 microseconds, in the year 2255. MAX is that number, and
+-- later times become MAX. Numbers are written by text(), because tostring() would write 1.8e+15. MAX
+-- and the other constants are put in front of this text: see `constants` in scripts.rs.
 local FIELDS = {'v', 'attempt', 'fence', 'fingerprint', 'ttl', 'lease', 'grace', 'on_unknown',
   'created', 'origin', 'claimed', 'history', 'state', 'at', 'ask', 'outcome'}
 
@@ -36,7 +36,7 @@ local function find(key)
   for at, field in ipairs(FIELDS) do
     record[field] = values[at]
   end
-  -- What was written before there were these fields.
+  -- Records of earlier versions do not have these fields.
   record.origin = record.origin or ''
   record.claimed = record.claimed or record.created
   record.history = record.history or ''
@@ -55,7 +55,7 @@ local function expires_at(record)
   return math.max(plus(record.created, record.ttl), plus(record.at, kept))
 end
 
--- Expired is absent at once, whether or not the server came by to delete it.
+-- An expired record counts as absent, even if the server has not deleted it yet.
 local function alive(record, now)
   if not record then
     return false
@@ -64,27 +64,27 @@ local function alive(record, now)
   return ends == nil or ends > now
 end
 
--- Whether a running record may be taken from its owner. An owner that could not renew while the
--- store was away gets its whole grace anew: back_for is how long the asker had contact when it asked,
--- which says nothing any more if the question was on its way for longer than counts_until.
+-- True if a running record may be taken from its owner. An owner that could not renew its lease while
+-- the store was unreachable gets its whole grace again. back_for is how long the caller had been in
+-- contact when it sent this call. After counts_until it is not used: the call was delayed for too long.
 local function abandoned(record, now, back_for, counts_until)
   return plus(record.at, record.grace) <= now and tonumber(record.grace) <= tonumber(back_for)
     and now <= tonumber(counts_until)
 end
 
--- Whether somebody should ask what became of it, from record.ask on.
+-- True if the record is to be reconciled, from record.ask on.
 local function is_asked_for(record)
   return record.state == 'unknown' and record.on_unknown == 'reconcile'
 end
 
--- Where it stands among the leases: below zero, and so below all of them. They share a set, as a record
--- is never in both; while a cluster moves a slot, it refuses every script with a key that is not there
--- beside keys that are, and a set of asks would not be there most of the time.
+-- The score of a record to be reconciled: negative, so below those of all leases. Both share one sorted
+-- set, because a record is never in both. While a cluster moves a slot, it refuses every script in
+-- which one key exists and another does not, and a set of their own would be missing most of the time.
 local function ask_score(moment)
   return text(tonumber(moment) - MAX - 1)
 end
 
--- The server's own expiry knows nothing of the shift, and comes never too early.
+-- The server's own expiry does not know the shift. It never comes too early.
 local function server_time(moment, shift)
   if string.sub(shift, 1, 1) == '=' then
     return text(MAX / 1000)
@@ -95,8 +95,8 @@ end
 -- Keeps the record among those of its reference until `ends`: MAX while it runs, now if it is
 -- forgotten. All of one reference are in one value, each as its 16 bytes and the 16 digits of its
 -- end, and the value stays until the last of them ends. Every grant and every settlement writes its
--- own end, so the value is never gone before a record that it names. Whatever else is found there is
--- written over: nothing that is decided depends on it.
+-- own end, so the value never ends before a record that it names. Any other content is overwritten,
+-- because no decision depends on it.
 local function refer(key, id, ends, now, shift)
   local value, latest = '', 0
   local function keep(other, other_ends)
@@ -124,8 +124,8 @@ local function refer(key, id, ends, now, shift)
   end
 end
 
--- Ends the attempt. ZREM stands first: it is allowed when memory is full, and then so is the rest,
--- so that a full server still records outcomes.
+-- Ends the attempt. ZREM is first: a server with full memory allows it, and then allows the rest of
+-- the script, so it still records outcomes.
 local function finish(record, state, now, outcome, shift)
   record.state, record.at, record.ask, record.outcome = state, text(now), text(now), outcome
   redis.call('ZREM', KEYS[2], ARGV[1])
@@ -141,7 +141,7 @@ end
 
 -- Gives a running record a whole lease from now.
 local function renew(record, now)
-  -- PERSIST changes nothing here, but it is allowed when memory is full, and then so is the rest.
+  -- PERSIST changes nothing here. A server with full memory allows it, and then allows the rest.
   redis.call('PERSIST', KEYS[1])
   local lease_until = plus(now, record.lease)
   redis.call('ZADD', KEYS[2], text(plus(lease_until, record.grace)), ARGV[1])
@@ -149,7 +149,7 @@ local function renew(record, now)
   redis.call('HSET', KEYS[1], 'at', record.at)
 end
 
--- Ends an attempt that was passed over, or that says that it knows nothing.
+-- Ends an attempt whose lease was lost, or that reports an unknown outcome.
 local function lose(record, now, cause, shift)
   if record.on_unknown == 'rollback' then
     finish(record, 'released', now, '', shift)

@@ -1,4 +1,4 @@
--- The secret, made now if there is none. A server whose memory is full still tells what is there.
+-- Returns the secret, and creates it if there is none. A server with full memory can still read it.
 -- KEYS: secret
 -- ARGV: fresh
 local found = redis.call('GET', KEYS[1])

@@ -1,7 +1,7 @@
 -- KEYS: record, leases, reference
 -- ARGV: id, shift, attempt, verb, outcome, back_for, counts_until
--- The verbs renew, abandon, defer and forget are themselves; any other is the state that it leads to.
--- What a deferral sends as its outcome is for how long.
+-- The verb is renew, abandon, defer or forget, or the state that the settlement leads to. The outcome
+-- of a deferral is its duration.
 local id, shift, attempt = ARGV[1], ARGV[2], ARGV[3]
 local verb, outcome, back_for, counts_until = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
@@ -13,7 +13,7 @@ end
 local function stale()
   return told('stale', now, record, record.outcome)
 end
--- An outcome that is what was sent is not sent back: it may be large.
+-- An outcome that equals the one in the call is not sent back, because it may be large.
 local function done()
   return told('done', now, record, record.outcome ~= outcome and record.outcome)
 end
@@ -31,7 +31,7 @@ if verb == 'renew' then
   return done()
 end
 if verb == 'abandon' then
-  -- The reaper looked a while ago: only what is still abandoned now becomes unknown.
+  -- The reaper read the record earlier. It becomes unknown only if it is still abandoned.
   if not running or not abandoned(record, now, back_for, counts_until) then
     return stale()
   end
@@ -39,11 +39,11 @@ if verb == 'abandon' then
   return done()
 end
 if verb == 'defer' then
-  -- Of several who would ask at once, one does.
+  -- If several nodes want to reconcile at once, one of them does.
   if not is_asked_for(record) or tonumber(record.ask) > now then
     return stale()
   end
-  -- ZREM stands first, for a server whose memory is full. The record expires when it would have.
+  -- ZREM is first, for a server with full memory. The record's expiry does not change.
   redis.call('ZREM', KEYS[2], id)
   record.ask = text(plus(now, outcome))
   redis.call('ZADD', KEYS[2], ask_score(record.ask), id)
@@ -54,8 +54,8 @@ if verb == 'forget' then
   if running then
     return stale()
   end
-  -- The fence of the shard stays, so that fences still rise above its own. DEL stands first, for a
-  -- server whose memory is full.
+  -- The fence of the shard stays, so that later fences are higher. DEL is first, for a server with
+  -- full memory.
   redis.call('DEL', KEYS[1])
   redis.call('ZREM', KEYS[2], id)
   refer(KEYS[3], id, now, now, shift)
@@ -71,7 +71,7 @@ if running or (unknown and verb ~= 'unknown') then
   finish(record, verb, now, outcome, shift)
   return done()
 end
--- A settlement whose first answer got lost is sent again: it is its own success, if it says the same.
+-- A settlement that is sent again, because its answer was lost, succeeds if it says the same.
 if record.state == verb and (unknown or record.outcome == outcome) then
   return done()
 end

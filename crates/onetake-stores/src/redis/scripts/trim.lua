@@ -1,5 +1,5 @@
--- Takes a record out of the leases that neither runs nor is to be asked for. Our scripts leave one only
--- when it expires before somebody heard what became of it; a person or an eviction can leave any.
+-- Removes a record from the leases if it neither runs nor is to be reconciled. The scripts leave such
+-- an entry only if a record expires before its reconciliation. An operator or an eviction can leave any.
 -- KEYS: record, leases
 -- ARGV: id, shift
 local record = find(KEYS[1])

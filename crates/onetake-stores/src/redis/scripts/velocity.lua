@@ -1,9 +1,9 @@
 -- KEYS: the value that is counted
 -- ARGV: shift, verb, interval, count
 --
--- Kept is what is owed, in microseconds, and when that was so: numbers so small that a double holds
--- parts of a microsecond. A clock that was set back forgives nothing, and what is owed then passes as
--- ever. The server deletes what owes nothing any more; like all expiry here, that never comes too early.
+-- The value is the debt of the counted key, in microseconds, and its time. These numbers are so small
+-- that a double holds fractions of a microsecond. A clock that is set back does not reduce the debt;
+-- afterwards it decreases as usual. The server deletes a value without a debt, never too early.
 local verb, interval, count = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(ARGV[1])
@@ -18,7 +18,7 @@ if found then
 end
 
 if verb == 'take' then
-  -- A thousandth of a microsecond is what is lost when it is written down.
+  -- Rounding loses up to a thousandth of a microsecond.
   local wait = owed - interval * (count - 1) - 0.001
   if wait > 0 then
     return string.format('%.0f', math.ceil(wait))

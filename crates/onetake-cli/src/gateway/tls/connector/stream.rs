@@ -12,10 +12,20 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
+use super::Protocols;
+
 /// A connection to an upstream.
 pub(crate) enum Stream {
-    Plain(TcpStream),
+    Plain(Plain),
     Encrypted(Encrypted),
+}
+
+pub(crate) struct Plain {
+    stream: TcpStream,
+    /// `None` if nothing can be told by the first message any more.
+    opening: Option<Opening>,
+    is_unread: bool,
+    speaks_http2: bool,
 }
 
 pub(crate) struct Encrypted {
@@ -23,7 +33,10 @@ pub(crate) struct Encrypted {
     opening: Opening,
 }
 
-/// The first message of the upstream on an encrypted connection.
+/// The first message of the upstream on a connection.
+///
+/// An upstream that speaks HTTP/2 only begins with a frame of settings. It has not understood a
+/// request of HTTP/1.1, so nothing was handled.
 ///
 /// With TLS 1.3 a client may send data before the server has checked the client's certificate. If
 /// the server then refuses the certificate, it has not read this data, and says so with an alert
@@ -42,7 +55,8 @@ impl Opening {
         let _not_the_first = self.0.compare_exchange(Self::SILENT, word, set, seen);
     }
 
-    /// True if the upstream refused our certificate as its first message, and so received nothing.
+    /// True if the upstream's first message says that it handled nothing: it refused our
+    /// certificate, or speaks HTTP/2 where HTTP/1.1 was expected.
     pub(in super::super::super) fn was_refused(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::REFUSED
     }
@@ -68,16 +82,65 @@ fn turns_certificate_down(error: &io::Error) -> bool {
     )
 }
 
+/// True if the first bytes of a server are a frame of HTTP/2 settings. An answer of HTTP/1.1 begins
+/// with `HTTP/`.
+fn is_http2(first: &[u8]) -> bool {
+    matches!(first, [0, _, _, 4, ..])
+}
+
+impl Plain {
+    fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.is_unread {
+            return Pin::new(&mut self.stream).poll_read(context, into);
+        }
+        let before = into.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, into))?;
+        let first = into.filled().get(before..).unwrap_or_default();
+        if let Some(opening) = self.opening.as_ref().filter(|_| !first.is_empty()) {
+            let is_refusal = is_http2(first);
+            opening.first(if is_refusal { Opening::REFUSED } else { Opening::ANSWERED });
+            if is_refusal {
+                tracing::warn!(
+                    peer = self.stream.peer_addr().ok().map(tracing::field::display),
+                    "an upstream speaks HTTP/2, and its URL says http://: write h2c:// instead. Nothing was run"
+                );
+            }
+        }
+        self.is_unread = false;
+        Poll::Ready(Ok(()))
+    }
+}
+
 impl Stream {
+    pub(super) fn plain(stream: TcpStream, protocols: Protocols) -> Self {
+        let is_http1 = protocols == Protocols::Http1;
+        let opening = is_http1.then(Opening::default);
+        Self::Plain(Plain { stream, opening, is_unread: is_http1, speaks_http2: !is_http1 })
+    }
+
+    /// True if the connection speaks HTTP/2.
+    pub(in super::super::super) fn speaks_http2(&self) -> bool {
+        match self {
+            Self::Plain(plain) => plain.speaks_http2,
+            Self::Encrypted(encrypted) => {
+                encrypted.stream.get_ref().1.alpn_protocol() == Some(b"h2")
+            }
+        }
+    }
+
     pub(super) fn encrypted(stream: TlsStream<TcpStream>) -> Self {
         Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
     }
 
-    /// Returns the upstream's first message, or `None` for a plain connection, which has no
-    /// handshake.
+    /// Returns the upstream's first message, or `None` for a plain connection of HTTP/2, which has
+    /// no handshake.
     pub(in super::super::super) fn opening(&self) -> Option<Opening> {
         match self {
-            Self::Plain(_) => None,
+            Self::Plain(plain) => plain.opening.clone(),
             Self::Encrypted(encrypted) => Some(encrypted.opening.clone()),
         }
     }
@@ -117,7 +180,7 @@ impl Encrypted {
 impl Connection for Stream {
     fn connected(&self) -> Connected {
         match self {
-            Self::Plain(stream) => stream.connected(),
+            Self::Plain(plain) => plain.stream.connected(),
             Self::Encrypted(Encrypted { stream, .. }) => stream.get_ref().0.connected(),
         }
     }
@@ -130,7 +193,7 @@ impl AsyncRead for Stream {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Plain(plain) => plain.poll_read(context, into),
             Self::Encrypted(inner) => inner.poll_read(context, into),
         }
     }
@@ -143,7 +206,7 @@ impl AsyncWrite for Stream {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Plain(plain) => Pin::new(&mut plain.stream).poll_write(context, bytes),
             Self::Encrypted(inner) => {
                 let written = Pin::new(&mut inner.stream).poll_write(context, bytes);
                 inner.written(context, written)
@@ -153,7 +216,7 @@ impl AsyncWrite for Stream {
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Plain(plain) => Pin::new(&mut plain.stream).poll_flush(context),
             Self::Encrypted(inner) => {
                 let written = Pin::new(&mut inner.stream).poll_flush(context);
                 inner.written(context, written)
@@ -163,14 +226,14 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Plain(plain) => Pin::new(&mut plain.stream).poll_shutdown(context),
             Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_shutdown(context),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
         match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Plain(plain) => plain.stream.is_write_vectored(),
             Self::Encrypted(inner) => inner.stream.is_write_vectored(),
         }
     }
@@ -181,7 +244,7 @@ impl AsyncWrite for Stream {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Plain(plain) => Pin::new(&mut plain.stream).poll_write_vectored(context, slices),
             Self::Encrypted(inner) => {
                 let written = Pin::new(&mut inner.stream).poll_write_vectored(context, slices);
                 inner.written(context, written)
@@ -205,6 +268,14 @@ mod tests {
         assert!(refused(&[Opening::REFUSED, Opening::ANSWERED]));
         assert!(!refused(&[Opening::ANSWERED, Opening::REFUSED]));
         assert!(!refused(&[]));
+    }
+
+    #[test]
+    fn a_frame_of_settings_is_no_answer_of_http1() {
+        assert!(is_http2(b"\0\0\x12\x04\0\0\0\0\0"));
+        for answer in [&b"HTTP/1.1 200 OK"[..], b"", b"\0\0", b"\0\0\x12\x07\0"] {
+            assert!(!is_http2(answer), "{answer:?}");
+        }
     }
 
     #[test]

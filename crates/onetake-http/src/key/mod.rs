@@ -1,24 +1,38 @@
-//! Reading of keys, from headers and from bodies.
+//! Reading of keys: from `Idempotency-Key`, and from values that a request has anyway.
+
+mod query;
+mod values;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
 
+use onetake_core::Key;
 use onetake_core::key::KeyError;
-use onetake_core::{Fingerprinter, Key};
 
-use crate::json::{Pointer, Value};
-use crate::payload::Payload;
-use crate::policy::{KeyFormat, KeyPolicy, KeySource};
+use crate::policy::{KeyFormat, KeyPolicy, KeySource, Policy, RequestValue};
 use crate::problem::{Code, Problem};
 
-/// The most digits of an integer in the body that is used as a key.
-const DIGITS_MAX: usize = 255;
+pub(crate) use values::key_of_body;
 
 /// The header with the key of an operation.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// An alias of the header `Idempotency-Key`, also used as gRPC metadata.
 pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
 
-/// Reads the key from a header. Returns `None` if there is no key and none is required.
+/// Reads the key from the head of a request. Returns `None` if there is no key and none is
+/// required, or if the key is in the body.
+///
+/// # Errors
+/// A problem for the client, if the key is invalid, or is missing although it is required.
+pub(crate) fn key_of_head(parts: &Parts, policy: &Policy) -> Result<Option<Key>, Problem> {
+    match &policy.key.source {
+        KeySource::Header | KeySource::Issued => key(&parts.headers, &policy.key),
+        source if source.is_in_body() => Ok(None),
+        _ => values::key_of_values(parts, None, policy),
+    }
+}
+
+/// Reads the key from `Idempotency-Key`. Returns `None` if there is no key and none is required.
 ///
 /// # Errors
 /// A problem for the client, if the key is malformed, is missing although it is required, or if the
@@ -41,8 +55,8 @@ pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Probl
 
 /// Replaces a header that names the same key several times by one that names it once, so that the
 /// inner service sees the same key whether a proxy repeated it or not.
-pub(crate) fn write_once(headers: &mut HeaderMap) {
-    for name in [IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY] {
+pub(crate) fn write_once(headers: &mut HeaderMap, source: &KeySource) {
+    for name in headers_of(source) {
         let mut values = headers.get_all(&name).iter();
         let Some(first) = values.next() else { continue };
         if values.next().is_none() && !first.as_bytes().contains(&b',') {
@@ -55,10 +69,29 @@ pub(crate) fn write_once(headers: &mut HeaderMap) {
     }
 }
 
-/// Returns the value of the key's header, as the client sent it.
-pub(crate) fn as_written(headers: &HeaderMap) -> Option<&[u8]> {
-    let named = headers.get(IDEMPOTENCY_KEY).or_else(|| headers.get(X_IDEMPOTENCY_KEY));
-    named.map(http::HeaderValue::as_bytes)
+/// Returns the value of the key's header, as the client sent it. Returns `None` if the key is not
+/// the value of a header.
+pub(crate) fn as_written<'a>(headers: &'a HeaderMap, source: &KeySource) -> Option<&'a [u8]> {
+    if matches!(source, KeySource::Derive(_)) {
+        return None;
+    }
+    let named = headers_of(source).into_iter().find_map(|name| headers.get(name));
+    named.map(HeaderValue::as_bytes)
+}
+
+/// Returns the headers that a key is read from.
+fn headers_of(source: &KeySource) -> Vec<HeaderName> {
+    match source {
+        KeySource::Header | KeySource::Issued => vec![IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY],
+        _ => {
+            let values = source.values().iter();
+            let header = |value: &RequestValue| match value {
+                RequestValue::Header(name) => Some(name.clone()),
+                _ => None,
+            };
+            values.filter_map(header).collect()
+        }
+    }
 }
 
 fn single(
@@ -68,8 +101,8 @@ fn single(
 ) -> Result<Option<Key>, Problem> {
     // The route's rules for the form of keys apply to clients' own keys, not to issued keys.
     let (format, min_length) = match policy.source {
-        KeySource::Issued => (KeyFormat::Any, 1),
-        _ => (policy.format, policy.min_length),
+        KeySource::Issued | KeySource::Derive(_) => (KeyFormat::Any, 1),
+        _ => (policy.format, policy.length_min()),
     };
     let invalid = |error: KeyError| {
         Problem::new(
@@ -110,86 +143,6 @@ fn uuid(key: &Key) -> Option<Key> {
     (hex && lengths == [8, 4, 4, 4, 12]).then(|| Key::new(text.to_ascii_lowercase()).ok())?
 }
 
-/// Reads the key from the body, if the policy says so. Returns `None` if there is no key and none
-/// is required, or if the key comes from a header.
-///
-/// # Errors
-/// A problem for the client, if the body is invalid JSON, or if the key is invalid or is missing
-/// although it is required.
-pub(crate) fn key_of_body(payload: &Payload, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
-    let pointers = match &policy.source {
-        KeySource::Header | KeySource::Issued => return Ok(None),
-        KeySource::Json(pointer) => std::slice::from_ref(pointer),
-        KeySource::Derive(pointers) => pointers,
-    };
-    // An empty body has no key. Any other body must be valid JSON. Otherwise the inner service
-    // could read a key where this code finds none, and the operation would run without a key.
-    let body = if payload.data().is_empty() { None } else { Some(payload.json()?) };
-    let mut named = Vec::with_capacity(pointers.len());
-    for pointer in pointers {
-        match body.and_then(|body| body.get(pointer)) {
-            Some(value) if *value != Value::Null => named.push(value),
-            _ if policy.required => return Err(missing(pointer)),
-            _ => return Ok(None),
-        }
-    }
-    match (&policy.source, named.first()) {
-        (KeySource::Json(pointer), Some(value)) => one(value, pointer).map(Some),
-        _ => derived(pointers, &named).map(Some),
-    }
-}
-
-fn one(value: &Value, pointer: &Pointer) -> Result<Key, Problem> {
-    let text = match value {
-        Value::String(text) => Some(text.clone()),
-        Value::Number(number) => number.integer(DIGITS_MAX),
-        _ => None,
-    };
-    let key = text.and_then(|text| Key::new(text).ok());
-    key.ok_or_else(|| {
-        Problem::new(
-            Code::IdempotencyKeyInvalid,
-            format!(
-                "The value at {} in the body is the key of this request. It must be a string of 1 to 255 bytes, or an integer.",
-                pointer.as_str()
-            ),
-        )
-    })
-}
-
-/// Returns a key made of a digest of the values. The parts of the digest cannot run into each
-/// other.
-fn derived(pointers: &[Pointer], values: &[&Value]) -> Result<Key, Problem> {
-    let mut digest = Fingerprinter::new().part(b"derived key");
-    for (pointer, value) in pointers.iter().zip(values) {
-        if matches!(value, Value::Array(_) | Value::Object(_)) {
-            return Err(Problem::new(
-                Code::IdempotencyKeyInvalid,
-                format!(
-                    "The value at {} in the body is part of the key of this request. It must be a string, a number or a boolean.",
-                    pointer.as_str()
-                ),
-            ));
-        }
-        let mut canonical = Vec::new();
-        value.canonical(&mut canonical);
-        digest = digest.part(pointer.as_str().as_bytes()).part(&canonical);
-    }
-    let digest = digest.finish();
-    let hex: String = digest.digest().iter().map(|byte| format!("{byte:02x}")).collect();
-    Key::new(hex).map_err(|error| Problem::new(Code::IdempotencyKeyInvalid, error.to_string()))
-}
-
-fn missing(pointer: &Pointer) -> Problem {
-    Problem::new(
-        Code::IdempotencyKeyMissing,
-        format!(
-            "The key of this request is the value at {} in its body, and that value is missing. Send it, and the same value on each retry.",
-            pointer.as_str()
-        ),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,62 +165,6 @@ mod tests {
         assert_eq!(read(&[(&X_IDEMPOTENCY_KEY, KEY)], true), expected);
         let quoted = format!("\"{KEY}\"");
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, &quoted)], true), expected);
-    }
-
-    fn body(source: KeySource, required: bool, text: &str) -> Result<Option<String>, Code> {
-        let payload = Payload::new(&HeaderMap::new(), text.to_owned().into(), 1000);
-        let policy = KeyPolicy { source, required, ..KeyPolicy::default() };
-        let key = key_of_body(&payload, &policy).map_err(|problem| problem.code())?;
-        Ok(key.map(|key| key.as_str().to_owned()))
-    }
-
-    fn pointer(text: &str) -> Pointer {
-        Pointer::parse(text).unwrap()
-    }
-
-    #[test]
-    fn a_key_from_the_body() {
-        let json = |text| body(KeySource::Json(pointer("/t/ref")), true, text);
-        assert_eq!(json("{\"t\":{\"ref\":\"A-7\"}}"), Ok(Some("A-7".into())));
-        assert_eq!(json("{\"t\":{\"ref\":7}}"), Ok(Some("7".into())));
-        assert_eq!(json("{\"t\":{\"ref\":7.0}}"), Ok(Some("7".into())));
-        for nothing in ["{}", "{\"t\":{\"ref\":null}}", ""] {
-            assert_eq!(json(nothing), Err(Code::IdempotencyKeyMissing), "{nothing}");
-            assert_eq!(body(KeySource::Json(pointer("/t/ref")), false, nothing), Ok(None));
-        }
-        let long = format!("{{\"t\":{{\"ref\":\"{}\"}}}}", "x".repeat(256));
-        for bad in
-            ["{\"t\":{\"ref\":7.5}}", "{\"t\":{\"ref\":{}}}", "{\"t\":{\"ref\":\"\"}}", &long]
-        {
-            assert_eq!(json(bad), Err(Code::IdempotencyKeyInvalid), "{bad}");
-        }
-        // An ambiguous body is refused even if no key is required, because the service could read
-        // it differently.
-        assert_eq!(
-            body(KeySource::Json(pointer("/a")), false, "{\"a\":1,\"a\":2}"),
-            Err(Code::RequestBodyInvalid)
-        );
-    }
-
-    #[test]
-    fn a_key_derived_from_parts() {
-        let parts = || KeySource::Derive(vec![pointer("/m"), pointer("/o")]);
-        let derive = |text| body(parts(), true, text);
-        let one = derive("{\"m\":\"a\",\"o\":\"bc\"}").unwrap().unwrap();
-        assert_eq!(one.len(), 64);
-        assert_eq!(derive("{\"o\":\"bc\", \"m\":\"a\", \"x\":1}").unwrap().unwrap(), one);
-        for other in
-            ["{\"m\":\"ab\",\"o\":\"c\"}", "{\"m\":\"bc\",\"o\":\"a\"}", "{\"m\":\"a\",\"o\":true}"]
-        {
-            assert_ne!(derive(other).unwrap().unwrap(), one, "{other}");
-        }
-        assert_eq!(
-            derive("{\"m\":1,\"o\":2}").unwrap(),
-            derive("{\"m\":1.0,\"o\":20e-1}").unwrap()
-        );
-        assert_eq!(derive("{\"m\":\"a\"}"), Err(Code::IdempotencyKeyMissing));
-        assert_eq!(derive("{\"m\":\"a\",\"o\":[1]}"), Err(Code::IdempotencyKeyInvalid));
-        assert_eq!(body(parts(), false, "{\"m\":\"a\"}"), Ok(None));
     }
 
     #[test]
@@ -298,18 +195,18 @@ mod tests {
             assert_eq!(read(&[(&IDEMPOTENCY_KEY, &joined)], true), expected, "{joined}");
             let mut headers = HeaderMap::new();
             headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_str(&joined).unwrap());
-            write_once(&mut headers);
+            write_once(&mut headers, &KeySource::Header);
             assert_eq!(headers[IDEMPOTENCY_KEY], KEY, "{joined}");
         }
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&IDEMPOTENCY_KEY, KEY)], true), expected);
         let mut headers = HeaderMap::new();
         headers.append(X_IDEMPOTENCY_KEY, HeaderValue::from_static(KEY));
         headers.append(X_IDEMPOTENCY_KEY, HeaderValue::from_static(KEY));
-        write_once(&mut headers);
+        write_once(&mut headers, &KeySource::Header);
         assert_eq!(headers.get_all(X_IDEMPOTENCY_KEY).iter().collect::<Vec<_>>(), [KEY]);
         let quoted = HeaderValue::from_static("\"a-quoted-key,with-a-comma\"");
         headers.insert(IDEMPOTENCY_KEY, quoted.clone());
-        write_once(&mut headers);
+        write_once(&mut headers, &KeySource::Header);
         assert_eq!(headers[IDEMPOTENCY_KEY], quoted);
     }
 

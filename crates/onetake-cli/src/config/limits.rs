@@ -1,0 +1,62 @@
+//! `[limits]`: the limits of the gateway on connections, requests and memory.
+
+use std::time::Duration;
+
+use super::error::ValueError;
+use super::form::{duration, integer, size_within};
+use super::table::table;
+use super::units::show_size;
+
+table! {
+    /// `[limits]`
+    pub struct Limits [Clone, Debug, PartialEq, Eq] ("[limits]", "[limits]") {
+        /// The most client connections. More wait in the queue of the operating system.
+        max_connections: usize = integer(1, 1_000_000).or("16384"),
+        /// The most concurrent streams of one HTTP/2 connection.
+        max_streams: usize = integer(1, 65_535).or("256"),
+        /// The most header lines of one request.
+        max_headers: usize = integer(16, 4_096).or("100"),
+        /// The largest head of one request: target and headers.
+        max_header_bytes: usize = size_within("8KiB", "1MiB").or("\"64KiB\""),
+        /// The longest time in which the head of a request arrives.
+        header_timeout: Duration = duration("100ms", "10m", "15s").or("\"15s\""),
+        /// The most requests in flight, keyed and unkeyed, from the head of the request to the end
+        /// of the response.
+        max_requests: usize = integer(1, 1_000_000).or("16384"),
+        /// The most requests in flight on one connection.
+        max_requests_per_connection: usize = integer(1, 65_535).or("256"),
+        /// The most requests in flight to one upstream.
+        max_requests_per_upstream: usize = integer(1, 1_000_000).or("8192"),
+        /// The most requests that wait for one of the three limits above. One more gets a 503.
+        max_queued_requests: usize = integer(0, 1_000_000).or("1024"),
+        /// The longest time for which a request waits in that queue. Then it gets a 503.
+        queue_timeout: Duration = duration("1ms", "1m", "1s").or("\"1s\""),
+        /// The most memory for keyed requests: the bytes that have arrived, until the outcome is
+        /// recorded. At least twice the largest `max_request_body`.
+        max_body_memory: usize = size_within("1MiB", "1024GiB").or("\"256MiB\""),
+        /// The least rate at which the body of a keyed request arrives, in bytes per second and
+        /// after five seconds. A slower body gets a 408. 0 turns it off.
+        min_body_rate: usize = integer(0, 1_000_000).or("240"),
+        /// The memory of the embedded store: half for blocks of its tables, half for writes that
+        /// are not in tables yet.
+        max_store_memory: usize = size_within("8MiB", "64GiB").or("\"128MiB\""),
+    }
+}
+
+impl Limits {
+    /// Returns an error if the memory for bodies is too small for one body of the largest size. One
+    /// connection gets two thirds of the memory, and the head counts too.
+    pub(super) fn too_little_memory(&self, largest_body: usize) -> Option<ValueError> {
+        let needed = largest_body.saturating_mul(2);
+        if self.max_body_memory >= needed {
+            return None;
+        }
+        let what = format!(
+            "less than twice the largest max_request_body ({}), so such a body could never be read",
+            show_size(largest_body)
+        );
+        let fix =
+            format!("write at least \"{}\", or a smaller max_request_body", show_size(needed));
+        Some(ValueError::new(what, fix))
+    }
+}

@@ -1,0 +1,163 @@
+//! The state of one client connection, shared by its stream, its requests and its timeouts.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+
+use onetake_core::Clock;
+use onetake_core::clock::micros;
+
+/// The activity of a connection. All of it happens on one core.
+#[derive(Debug, Default)]
+pub(super) struct Activity {
+    /// Number of requests without a response.
+    running: AtomicUsize,
+    /// Number of responses whose body is not complete.
+    sending: AtomicUsize,
+    /// The end of the last response, in microseconds of the monotonic clock; zero if there is none.
+    answered_at: AtomicU64,
+    /// Number of bytes that the peer has sent or accepted.
+    moved: AtomicU64,
+    /// Number of bytes that were read and discarded after the end of the connection.
+    discarded: AtomicU64,
+    is_http2: AtomicBool,
+    /// True if a part of a request's head has arrived.
+    has_head: AtomicBool,
+    /// True if a message of HTTP itself, not of a request, refused what the peer sent.
+    is_refused: AtomicBool,
+    /// True once this side has ended the connection and waits for the end of the other side.
+    lingers: AtomicBool,
+    /// True if no more requests are wanted on this connection.
+    is_leaving: AtomicBool,
+    /// True if the connection is a WebSocket now.
+    is_upgraded: AtomicBool,
+}
+
+macro_rules! flags {
+    ($($name:ident, $set:ident;)+) => {
+        $(
+            pub(super) fn $name(&self) -> bool {
+                self.$name.load(Ordering::Relaxed)
+            }
+
+            pub(super) fn $set(&self, value: bool) {
+                self.$name.store(value, Ordering::Relaxed);
+            }
+        )+
+    };
+}
+
+impl Activity {
+    flags! {
+        is_http2, set_http2;
+        has_head, set_head;
+        is_refused, set_refused;
+        lingers, set_lingers;
+        is_leaving, set_leaving;
+        is_upgraded, set_upgraded;
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.running.load(Ordering::Relaxed) > 0
+    }
+
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending.load(Ordering::Relaxed) > 0
+    }
+
+    /// The end of the last response, if there was one.
+    pub(super) fn answered_at(&self) -> Option<Duration> {
+        let at = self.answered_at.load(Ordering::Relaxed);
+        (at > 0).then(|| Duration::from_micros(at))
+    }
+
+    pub(super) fn add_moved(&self, bytes: usize) {
+        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Counts discarded bytes, and returns how many there are now.
+    pub(super) fn add_discarded(&self, bytes: usize) -> u64 {
+        let bytes = bytes as u64;
+        self.discarded.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes)
+    }
+
+    pub(super) fn discarded(&self) -> u64 {
+        self.discarded.load(Ordering::Relaxed)
+    }
+}
+
+/// A request until its response begins.
+pub(super) struct Running {
+    activity: Arc<Activity>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Running {
+    pub(super) fn new(activity: &Arc<Activity>, clock: &Arc<dyn Clock>) -> Self {
+        activity.set_head(false);
+        activity.running.fetch_add(1, Ordering::Relaxed);
+        Self { activity: Arc::clone(activity), clock: Arc::clone(clock) }
+    }
+
+    /// The request has a response now, which is in progress until its body ends.
+    pub(super) fn respond<B>(self, body: B) -> InProgress<B> {
+        self.activity.sending.fetch_add(1, Ordering::Relaxed);
+        let sending =
+            Sending { activity: Arc::clone(&self.activity), clock: Arc::clone(&self.clock) };
+        InProgress { body, _sending: sending }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.activity.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A response until its body ends.
+struct Sending {
+    activity: Arc<Activity>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Drop for Sending {
+    fn drop(&mut self) {
+        let now = micros(self.clock.monotonic()).max(1);
+        self.activity.answered_at.store(now, Ordering::Relaxed);
+        self.activity.sending.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a response that counts as activity until it ends.
+pub(super) struct InProgress<B> {
+    body: B,
+    _sending: Sending,
+}
+
+impl<B: Body + Unpin> Body for InProgress<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,283 @@
+//! One client's connection: its requests, its timeouts and its end.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{CONNECTION, HeaderValue};
+use http::{Request, Response, StatusCode, Version};
+use hyper::body::{Body, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use onetake_core::Clock;
+use onetake_http::{BoxError, ProblemFormat};
+
+use super::activity::{Activity, Running};
+use super::client_stream::ClientStream;
+use super::edge::ConnectionPermit;
+use super::phase::Phase;
+use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
+use super::tls::Acceptor;
+
+/// How long a TLS handshake may go on if the gateway stops meanwhile.
+const HANDSHAKE_AT_STOP: Duration = Duration::from_secs(1);
+
+/// Name of the metric of connections that were not ended in order.
+const CUT: &str = "onetake_connections_cut_total";
+
+/// Registers the metrics of connections.
+pub(super) fn describe_metrics() {
+    metrics::describe_counter!(CUT, "Client connections that were cut off, by reason.");
+    for reason in CutReason::ALL {
+        metrics::counter!(CUT, "reason" => reason.label()).increment(0);
+    }
+}
+
+/// A service that answers the requests of connections.
+pub(super) trait Answer: Send + Sync + 'static {
+    /// Maximum number of concurrent requests on one HTTP/2 connection, in place of the configured
+    /// one.
+    const STREAMS_MAX: Option<usize> = None;
+
+    /// The body of a response.
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
+
+    /// The form of problems of requests without a plan.
+    fn answers(&self) -> ProblemFormat;
+
+    /// Handles one request of a peer.
+    fn answer(
+        self: &Arc<Self>,
+        peer: SocketAddr,
+        place: ConnectionPermit,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Response<Self::Body>>;
+}
+
+/// One client's connection.
+pub(super) struct ClientConnection<E> {
+    pub(super) edge: Arc<E>,
+    pub(super) peer: SocketAddr,
+    pub(super) stop: CancellationToken,
+    pub(super) phase: Arc<Phase>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) place: ConnectionPermit,
+    pub(super) timeouts: Timeouts,
+}
+
+impl<E: Answer> ClientConnection<E> {
+    pub(super) async fn open(
+        self,
+        stream: TcpStream,
+        tls: Option<Acceptor>,
+        http: &Builder<TokioExecutor>,
+    ) {
+        let _best_effort = stream.set_nodelay(true);
+        let Some(tls) = tls else {
+            return self.serve(stream, http).await;
+        };
+        let stopped = async {
+            self.stop.cancelled().await;
+            self.clock.sleep(HANDSHAKE_AT_STOP).await;
+        };
+        let opened = tokio::select! {
+            opened = tls.accept(stream) => opened,
+            () = stopped => return,
+        };
+        match opened {
+            Ok(stream) => self.serve(stream, http).await,
+            // Scanners, probes, and clients that do not trust our certificate: not errors of the
+            // gateway.
+            Err(error) => tracing::debug!(%error, "a TLS handshake with a client failed"),
+        }
+    }
+
+    async fn serve(
+        self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        http: &Builder<TokioExecutor>,
+    ) {
+        let activity = Arc::new(Activity::default());
+        let stream = ClientStream::new(stream, Arc::clone(&activity), self.edge.answers());
+        let service = service_fn(|request: Request<Incoming>| {
+            let running = Running::new(&activity, &self.clock);
+            let (activity, phase) = (Arc::clone(&activity), Arc::clone(&self.phase));
+            let version = request.version();
+            let answer = self.edge.answer(self.peer, Arc::clone(&self.place), request);
+            async move {
+                let mut response = answer.await;
+                mark_end(&mut response, version, phase.is_leaving(), &activity);
+                Ok::<_, Infallible>(response.map(|body| running.respond(body)))
+            }
+        });
+        let connection = http.serve_connection_with_upgrades(TokioIo::new(stream), service);
+        let mut connection = pin!(connection);
+        let mut stopped = pin!(self.stop.cancelled());
+        // The connection is polled at every event. The stop signal is shared by all connections, so
+        // it is asked only if it was never asked, or is set.
+        let mut is_listening = false;
+        let mut watch = Watch::new(&activity, &*self.clock, self.timeouts);
+        let ended = poll_fn(|cx| {
+            loop {
+                if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                    return Poll::Ready(Ok(ended));
+                }
+                if !is_listening || self.phase.is_stopping() {
+                    is_listening = true;
+                    if stopped.as_mut().poll(cx).is_ready() {
+                        watch.stop();
+                    }
+                }
+                match watch.poll(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Act::Close) => connection.as_mut().graceful_shutdown(),
+                    Poll::Ready(Act::Cut(reason)) => return Poll::Ready(Err(reason)),
+                }
+            }
+        });
+        match ended.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(%error, "a connection ended with an error"),
+            Err(reason) => {
+                metrics::counter!(CUT, "reason" => reason.label()).increment(1);
+                tracing::debug!(reason = reason.label(), "a connection was cut off");
+            }
+        }
+    }
+}
+
+/// Announces the end of the connection with a response, if this response is the last one.
+fn mark_end<B>(
+    response: &mut Response<B>,
+    version: Version,
+    is_leaving: bool,
+    activity: &Activity,
+) {
+    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+        activity.set_upgraded(true);
+    } else if version == Version::HTTP_2 {
+        // The connection sends GOAWAY.
+        activity.set_leaving(is_leaving);
+    } else if is_leaving || response.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        // The rest of a body that is too large is not read, so no request can follow it.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+}
+
+/// An action that a connection needs.
+enum Act {
+    Close,
+    Cut(CutReason),
+}
+
+/// The timeouts of a connection, and its timer.
+struct Watch<'a> {
+    activity: &'a Activity,
+    clock: &'a dyn Clock,
+    timeouts: Timeouts,
+    known: Known,
+    moved: u64,
+    discarded: u64,
+    timer: BoxFuture<'static, ()>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(activity: &'a Activity, clock: &'a dyn Clock, timeouts: Timeouts) -> Self {
+        let opened = clock.monotonic();
+        let known = Known {
+            opened,
+            is_running: false,
+            is_sending: false,
+            answered_at: None,
+            moved_at: opened,
+            head_since: None,
+            stopping_since: None,
+            closing_since: None,
+            lingers_since: None,
+            discarded_at: None,
+        };
+        let timer = clock.sleep(timeouts.keep_alive);
+        Self { activity, clock, timeouts, known, moved: 0, discarded: 0, timer }
+    }
+
+    /// The gateway stops.
+    fn stop(&mut self) {
+        let now = self.clock.monotonic();
+        if self.known.stopping_since.is_none() {
+            self.known.stopping_since = Some(now);
+            self.timer = self.clock.sleep(Duration::ZERO);
+        }
+    }
+
+    /// Waits until the connection needs an action.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Act> {
+        let has_changed = self.note_changes();
+        let is_leaving = self.activity.is_leaving() && self.known.closing_since.is_none();
+        if is_leaving {
+            return Poll::Ready(self.close());
+        }
+        if !has_changed && self.timer.as_mut().poll(cx).is_pending() {
+            return Poll::Pending;
+        }
+        loop {
+            let now = self.clock.monotonic();
+            self.look(now);
+            match next_step(&self.known, self.timeouts, now) {
+                Step::Cut(reason) => return Poll::Ready(Act::Cut(reason)),
+                Step::Close => return Poll::Ready(self.close()),
+                Step::WaitUntil(until) => self.timer = self.clock.sleep(until - now),
+            }
+            if self.timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn close(&mut self) -> Act {
+        self.known.closing_since = Some(self.clock.monotonic());
+        self.timer = self.clock.sleep(Duration::ZERO);
+        Act::Close
+    }
+
+    /// Notes what can bring the next timeout nearer. Returns true if there is anything new.
+    fn note_changes(&mut self) -> bool {
+        let has_head = self.activity.has_head();
+        let lingers = self.activity.lingers();
+        let is_new = has_head != self.known.head_since.is_some()
+            || lingers != self.known.lingers_since.is_some();
+        if is_new {
+            let now = self.clock.monotonic();
+            self.known.head_since = has_head.then(|| self.known.head_since.unwrap_or(now));
+            if lingers && self.known.lingers_since.is_none() {
+                self.known.lingers_since = Some(now);
+                self.known.discarded_at = self.activity.is_refused().then_some(now);
+            }
+        }
+        is_new
+    }
+
+    /// Notes everything else that is known.
+    fn look(&mut self, now: Duration) {
+        let known = &mut self.known;
+        known.is_running = self.activity.is_running();
+        known.is_sending = self.activity.is_sending();
+        known.answered_at = self.activity.answered_at();
+        if std::mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
+            known.moved_at = now;
+        }
+        if std::mem::replace(&mut self.discarded, self.activity.discarded()) != self.discarded {
+            known.discarded_at = Some(now);
+        }
+    }
+}

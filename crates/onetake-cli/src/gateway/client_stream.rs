@@ -1,0 +1,182 @@
+//! The byte stream of a client connection, beneath HTTP.
+//!
+//! It notes facts that HTTP does not report, such as the first byte of a head. And it ends with a
+//! lingering close: if a server closes a connection while the client still sends, the operating
+//! system resets the connection, and the client loses a response that it has not read yet. So this
+//! side ends its own direction first, and then reads and discards what the client sends.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use onetake_http::ProblemFormat;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::activity::Activity;
+use super::request_heads;
+
+/// Maximum number of bytes that are discarded after the end of a connection.
+const LINGER_BYTES_MAX: u64 = 128 << 20;
+/// Size of one read of a lingering connection.
+const DISCARD_BYTES: usize = 8 << 10;
+/// The first bytes of an HTTP/2 connection.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The stream of one client.
+pub(super) struct ClientStream<S> {
+    inner: S,
+    activity: Arc<Activity>,
+    /// The form of problems.
+    answers: ProblemFormat,
+    /// Number of bytes of the preface that have arrived; `None` once the protocol is known.
+    preface: Option<usize>,
+    /// A refusal that is to be written in place of hyper's.
+    refusal: Bytes,
+    /// True once this side has ended its direction.
+    has_ended: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
+    pub(super) fn new(inner: S, activity: Arc<Activity>, answers: ProblemFormat) -> Self {
+        let (preface, refusal) = (Some(0), Bytes::new());
+        Self { inner, activity, answers, preface, refusal, has_ended: false }
+    }
+
+    /// Notes bytes that have arrived.
+    fn arrived(&mut self, bytes: &[u8]) {
+        self.activity.add_moved(bytes.len());
+        if let Some(seen) = self.preface {
+            let rest = PREFACE.get(seen..).unwrap_or_default();
+            let count = rest.len().min(bytes.len());
+            let is_alike = rest.get(..count) == bytes.get(..count);
+            self.preface = Some(seen + count).filter(|seen| is_alike && *seen < PREFACE.len());
+            let is_http2 = is_alike && self.preface.is_none();
+            self.activity.set_http2(is_http2);
+            // A part of the preface may also be a part of a head.
+            self.activity.set_head(!is_http2);
+            return;
+        }
+        let is_head =
+            !self.activity.is_http2() && !self.activity.is_running() && !self.activity.is_sending();
+        if is_head {
+            self.activity.set_head(true);
+        }
+    }
+
+    /// Returns the refusal to write in place of these bytes, if they are one of hyper itself. That
+    /// is so if a head has arrived that did not become a request.
+    fn refusal_for(&self, bytes: &[u8]) -> Option<Bytes> {
+        let activity = &self.activity;
+        let is_other = !activity.has_head()
+            || activity.is_running()
+            || activity.is_sending()
+            || activity.is_upgraded();
+        if is_other { None } else { request_heads::completed(bytes, self.answers) }
+    }
+
+    /// Keeps the refusal for the next write. Hyper's own bytes count as written.
+    fn refuse(&mut self, refusal: Bytes, written: usize) -> Poll<io::Result<usize>> {
+        self.activity.set_refused(true);
+        self.refusal = refusal;
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_refusal(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.refusal.is_empty() {
+            let written = ready!(Pin::new(&mut self.inner).poll_write(cx, &self.refusal))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.refusal.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Discards bytes until the client ends its direction, or has sent too many. The time is
+    /// limited by the connection's timeouts.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut buffer = [0; DISCARD_BYTES];
+        loop {
+            let mut read = ReadBuf::new(&mut buffer);
+            let ended = ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read)).is_err();
+            let count = read.filled().len();
+            if ended || count == 0 || self.activity.add_discarded(count) > LINGER_BYTES_MAX {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for ClientStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
+        let arrived = buffer.filled().get(before..).unwrap_or_default();
+        if !arrived.is_empty() {
+            self.arrived(arrived);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_refusal(cx))?;
+        if let Some(refusal) = self.refusal_for(bytes) {
+            return self.refuse(refusal, bytes.len());
+        }
+        let written = ready!(Pin::new(&mut self.inner).poll_write(cx, bytes))?;
+        self.activity.add_moved(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_refusal(cx))?;
+        let first = slices.iter().find(|slice| !slice.is_empty());
+        if let Some(first) = first
+            && let Some(refusal) = self.refusal_for(first)
+        {
+            return self.refuse(refusal, first.len());
+        }
+        let written = ready!(Pin::new(&mut self.inner).poll_write_vectored(cx, slices))?;
+        self.activity.add_moved(written);
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_refusal(cx))?;
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.has_ended {
+            ready!(self.poll_refusal(cx))?;
+            ready!(Pin::new(&mut self.inner).poll_shutdown(cx))?;
+            self.has_ended = true;
+        }
+        // Both directions of a WebSocket end on their own.
+        if self.activity.is_upgraded() {
+            return Poll::Ready(Ok(()));
+        }
+        self.activity.set_lingers(true);
+        self.poll_discard(cx)
+    }
+}

@@ -1,0 +1,209 @@
+//! Timeouts of a client connection, as one pure function of what is known about it.
+
+use std::time::Duration;
+
+/// How long a new connection may take for its first request if the gateway stops meanwhile.
+const FIRST_REQUEST: Duration = Duration::from_secs(1);
+/// How long a peer may take to take note of the end of an idle connection.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// How long a peer may accept nothing of a response if the gateway stops meanwhile.
+const SILENCE_MAX: Duration = Duration::from_secs(5);
+/// How long a lingering connection waits for the next byte.
+const LINGER_QUIET_MAX: Duration = Duration::from_secs(2);
+/// How long a connection lingers at most.
+const LINGER_MAX: Duration = Duration::from_secs(30);
+/// Pause between two looks at a connection that has no timeout.
+const CHECK: Duration = Duration::from_secs(15);
+
+/// The configured timeouts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    /// How long an idle connection is kept.
+    pub(super) keep_alive: Duration,
+    /// Timeout for the head of an HTTP/1.1 request, from its first byte.
+    pub(super) head: Duration,
+}
+
+/// The state of a connection. Times are of the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) opened: Duration,
+    /// A request has no response yet.
+    pub(super) is_running: bool,
+    /// The body of a response is not complete.
+    pub(super) is_sending: bool,
+    /// The end of the last response.
+    pub(super) answered_at: Option<Duration>,
+    /// When a byte was last seen to move in any direction.
+    pub(super) moved_at: Duration,
+    /// When a head began to arrive.
+    pub(super) head_since: Option<Duration>,
+    /// When the gateway began to stop.
+    pub(super) stopping_since: Option<Duration>,
+    /// When this side asked for the end of the connection.
+    pub(super) closing_since: Option<Duration>,
+    /// When this side ended the connection.
+    pub(super) lingers_since: Option<Duration>,
+    /// When a lingering connection was last seen to discard something, or to be refused.
+    pub(super) discarded_at: Option<Duration>,
+}
+
+/// The next step with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Look again at this time, if nothing happens before.
+    WaitUntil(Duration),
+    /// End it in order.
+    Close,
+    /// End it at once.
+    Cut(CutReason),
+}
+
+/// The reason for the end of a connection that was not ended in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CutReason {
+    /// The head of a request did not arrive in time.
+    Head,
+    /// The peer did not end its side after the gateway had ended its own.
+    Linger,
+    /// The gateway stops, and the peer accepts nothing.
+    Silence,
+}
+
+impl CutReason {
+    pub(super) const ALL: [Self; 3] = [Self::Head, Self::Linger, Self::Silence];
+
+    /// The value of the metric's label.
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::Head => "head",
+            Self::Linger => "linger",
+            Self::Silence => "silence",
+        }
+    }
+}
+
+/// Decides the next step with a connection.
+pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Step {
+    let cut_at = |until: Duration, reason| match until > now {
+        true => Step::WaitUntil(until),
+        false => Step::Cut(reason),
+    };
+    if let Some(since) = known.lingers_since {
+        // A peer that has had its last response for a while needs no more time to read it.
+        let quiet_since = known.discarded_at.max(known.answered_at).unwrap_or_default();
+        let until = (since + LINGER_MAX).min(quiet_since + LINGER_QUIET_MAX);
+        return cut_at(until, CutReason::Linger);
+    }
+    if known.is_running {
+        return Step::WaitUntil(now + CHECK);
+    }
+    if known.is_sending {
+        return match known.stopping_since {
+            Some(since) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
+            None => Step::WaitUntil(now + CHECK),
+        };
+    }
+    if let Some(since) = known.head_since {
+        return cut_at(since + timeouts.head, CutReason::Head);
+    }
+    if let Some(since) = known.closing_since {
+        // The end of the last response may still be on its way.
+        let since = since.max(known.moved_at).max(known.answered_at.unwrap_or_default());
+        return cut_at(since + CLOSE_MAX, CutReason::Silence);
+    }
+    let until = match (known.stopping_since, known.answered_at) {
+        (None, answered_at) => answered_at.unwrap_or(known.opened) + timeouts.keep_alive,
+        (Some(_), None) => known.opened + FIRST_REQUEST,
+        (Some(_), Some(_)) => now,
+    };
+    if until > now { Step::WaitUntil(until) } else { Step::Close }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn secs(secs: u64) -> Duration {
+        Duration::from_secs(secs)
+    }
+
+    const TIMEOUTS: Timeouts = Timeouts { keep_alive: secs(75), head: secs(15) };
+    /// A connection that was opened at 100 seconds.
+    const NEW: Known = Known {
+        opened: secs(100),
+        is_running: false,
+        is_sending: false,
+        answered_at: None,
+        moved_at: secs(100),
+        head_since: None,
+        stopping_since: None,
+        closing_since: None,
+        lingers_since: None,
+        discarded_at: None,
+    };
+
+    /// The last time at which the connection is waited for, and what follows.
+    fn end(known: Known) -> (u64, Step) {
+        for at in 100..1000 {
+            match next_step(&known, TIMEOUTS, secs(at)) {
+                Step::WaitUntil(until) => assert!(until > secs(at), "{known:?}"),
+                step => return (at, step),
+            }
+        }
+        (u64::MAX, Step::WaitUntil(Duration::MAX))
+    }
+
+    const FOREVER: (u64, Step) = (u64::MAX, Step::WaitUntil(Duration::MAX));
+
+    #[test]
+    fn an_idle_connection_is_kept_for_keep_alive() {
+        assert_eq!(end(NEW), (175, Step::Close));
+        let answered = Known { answered_at: Some(secs(150)), ..NEW };
+        assert_eq!(end(answered), (225, Step::Close));
+        assert_eq!(end(Known { is_running: true, ..answered }), FOREVER);
+        assert_eq!(end(Known { is_sending: true, ..answered }), FOREVER);
+    }
+
+    #[test]
+    fn a_head_has_a_timeout_of_its_own() {
+        let head = Known { head_since: Some(secs(120)), ..NEW };
+        assert_eq!(end(head), (135, Step::Cut(CutReason::Head)));
+        let stopping =
+            Known { stopping_since: Some(secs(121)), closing_since: Some(secs(121)), ..head };
+        assert_eq!(end(stopping), (135, Step::Cut(CutReason::Head)));
+    }
+
+    #[test]
+    fn idle_peers_do_not_delay_the_end() {
+        let stopping = Known { stopping_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(stopping), (101, Step::Close), "it is no new connection any more");
+        let answered = Known { answered_at: Some(secs(149)), ..stopping };
+        assert_eq!(end(answered), (100, Step::Close), "at once");
+        let closing = Known { closing_since: Some(secs(150)), ..answered };
+        assert_eq!(end(closing), (152, Step::Cut(CutReason::Silence)));
+        let written = Known { moved_at: secs(158), ..closing };
+        assert_eq!(end(written), (160, Step::Cut(CutReason::Silence)), "it still reads");
+    }
+
+    #[test]
+    fn silent_peers_do_not_delay_the_end_for_long() {
+        let unread = Known { is_sending: true, stopping_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(unread), (155, Step::Cut(CutReason::Silence)));
+        let reading = Known { moved_at: secs(160), ..unread };
+        assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
+        assert_eq!(end(Known { is_running: true, ..unread }), FOREVER, "the operation may end");
+    }
+
+    #[test]
+    fn a_connection_lingers_for_a_bounded_time() {
+        let lingers = Known { lingers_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(lingers), (100, Step::Cut(CutReason::Linger)), "nothing to be lost");
+        let answered = Known { answered_at: Some(secs(150)), ..lingers };
+        assert_eq!(end(answered), (152, Step::Cut(CutReason::Linger)));
+        let sending = Known { discarded_at: Some(secs(155)), ..answered };
+        assert_eq!(end(sending), (157, Step::Cut(CutReason::Linger)));
+        let endless = Known { discarded_at: Some(secs(999)), ..answered };
+        assert_eq!(end(endless), (180, Step::Cut(CutReason::Linger)));
+    }
+}

@@ -1,0 +1,241 @@
+use super::*;
+use crate::gateway::upstream::Upstreams;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Frame;
+use hyper_util::rt::TokioIo as Io;
+use onetake_core::SystemClock;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+/// A body that cannot be sent again.
+struct Once(Full<Bytes>);
+
+impl SendAgain for Once {
+    fn copied(&self) -> Option<Self> {
+        None
+    }
+}
+
+impl Body for Once {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+}
+
+fn upstreams<B>() -> Upstreams<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
+{
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
+    Upstreams::new(connector, clock, Duration::from_secs(360))
+}
+
+async fn listener() -> (TcpListener, Uri) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let uri = format!("h2c://{}", listener.local_addr().unwrap()).parse().unwrap();
+    (listener, uri)
+}
+
+/// Sends a request. Returns whether there was a response, and whether it may have been sent.
+async fn send<B>(upstreams: &Upstreams<B>, to: &Uri, body: B) -> (bool, bool)
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
+{
+    let mut evidence = Evidence::default();
+    let request = Request::post("/").header("host", "a").body(body).unwrap();
+    let sent = upstreams.send(to, request, &mut evidence).await;
+    let is_answered = match sent {
+        Ok(response) => response.into_body().collect().await.is_ok(),
+        Err(NoResponse) => false,
+    };
+    (is_answered, evidence.may_be_sent())
+}
+
+/// Reads frames until a request has begun. Returns the number of its stream.
+async fn read_request(stream: &mut TcpStream) -> u32 {
+    let mut preface = [0; 24];
+    stream.read_exact(&mut preface).await.unwrap();
+    loop {
+        let mut prefix = [0; 9];
+        stream.read_exact(&mut prefix).await.unwrap();
+        let [a, b, c, kind, _, number @ ..] = prefix;
+        let mut frame = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        stream.read_exact(&mut frame).await.unwrap();
+        if kind == 1 {
+            return u32::from_be_bytes(number);
+        }
+    }
+}
+
+fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0, 0, payload.len() as u8, kind, 0];
+    frame.extend_from_slice(&stream.to_be_bytes());
+    frame.extend_from_slice(payload);
+    frame
+}
+
+fn go_away(last: u32) -> Vec<u8> {
+    let mut payload = last.to_be_bytes().to_vec();
+    payload.extend_from_slice(&[0; 4]);
+    frame(7, 0, &payload)
+}
+
+/// Serves every request of one connection.
+async fn serve(stream: TcpStream) {
+    let service = hyper::service::service_fn(|_| async {
+        Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from("hi")))
+    });
+    let builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    let _ended = builder.serve_connection(Io::new(stream), service).await;
+}
+
+/// Gets a request, acts on it, and serves the next connection.
+async fn at_first(
+    act: impl FnOnce(u32) -> (Vec<u8>, bool) + Send + 'static,
+) -> (Uri, tokio::task::JoinHandle<()>) {
+    let (listener, uri) = listener().await;
+    let serving = tokio::spawn(async move {
+        let (mut first, _) = listener.accept().await.unwrap();
+        first.write_all(SETTINGS).await.unwrap();
+        let number = read_request(&mut first).await;
+        let (frames, closes) = act(number);
+        first.write_all(&frames).await.unwrap();
+        if closes {
+            first.shutdown().await.unwrap();
+            drop(first);
+            serve(listener.accept().await.unwrap().0).await;
+            return;
+        }
+        let mut rest = Vec::new();
+        tokio::select! {
+            _read = first.read_to_end(&mut rest) => {}
+            accepted = listener.accept() => serve(accepted.unwrap().0).await,
+        }
+    });
+    (uri, serving)
+}
+
+#[tokio::test]
+async fn requests_share_a_connection() {
+    let (listener, uri) = listener().await;
+    let serving = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        tokio::select! {
+            () = serve(stream) => {}
+            _second = listener.accept() => panic!("a second connection was opened"),
+        }
+    });
+    let upstreams = upstreams::<Full<Bytes>>();
+    let sending = (0..STREAMS_MAX).map(|_| send(&upstreams, &uri, Full::from("pay")));
+    for sent in futures_util::future::join_all(sending).await {
+        assert_eq!(sent, (true, true));
+    }
+    assert_eq!(upstreams.http2.pool(&uri).lock().len(), 1);
+    let load = Arc::clone(&upstreams.http2.pool(&uri).lock()[0].load);
+    assert_eq!(load.streams.load(Ordering::Acquire), 0, "every stream gave its place back");
+    serving.abort();
+}
+
+#[tokio::test]
+async fn a_refused_stream_was_not_sent_and_is_sent_again() {
+    let refuse = |number| (frame(3, number, &7_u32.to_be_bytes()), true);
+    let (uri, serving) = at_first(refuse).await;
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (true, true));
+    serving.abort();
+    let (uri, serving) = at_first(refuse).await;
+    assert_eq!(send(&upstreams(), &uri, Once(Full::from("pay"))).await, (false, false));
+    serving.abort();
+}
+
+#[tokio::test]
+async fn a_stream_above_the_last_of_a_goaway_was_not_sent() {
+    let (uri, serving) = at_first(|_| (go_away(0), true)).await;
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (true, true));
+    serving.abort();
+    let (uri, serving) = at_first(|_| (go_away(0), true)).await;
+    assert_eq!(send(&upstreams(), &uri, Once(Full::from("pay"))).await, (false, false));
+    serving.abort();
+}
+
+#[tokio::test]
+async fn a_stream_up_to_the_last_of_a_goaway_may_be_sent() {
+    let (uri, serving) = at_first(|number| (go_away(number), true)).await;
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (false, true));
+    serving.abort();
+}
+
+#[tokio::test]
+async fn any_other_end_may_be_after_it_was_sent() {
+    // CANCEL, INTERNAL_ERROR, HTTP_1_1_REQUIRED.
+    for reason in [8_u32, 2, 13] {
+        let (uri, serving) =
+            at_first(move |number| (frame(3, number, &reason.to_be_bytes()), false)).await;
+        assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (false, true), "{reason}");
+        serving.abort();
+    }
+    let (uri, serving) = at_first(|_| (Vec::new(), true)).await;
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (false, true));
+    serving.abort();
+}
+
+#[tokio::test]
+async fn what_no_connection_took_was_not_sent() {
+    let (listener, uri) = listener().await;
+    drop(listener);
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (false, false));
+}
+
+/// The loopback name has an address of IPv6 and one of IPv4 on most systems. The upstream listens
+/// on one of them.
+#[tokio::test]
+async fn the_next_address_of_a_name_is_tried() {
+    let (listener, uri) = listener().await;
+    let serving = tokio::spawn(async move { serve(listener.accept().await.unwrap().0).await });
+    let uri = format!("h2c://localhost:{}", uri.port_u16().unwrap()).parse().unwrap();
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (true, true));
+    serving.abort();
+}
+
+/// A server that speaks HTTP/2 only does not understand HTTP/1.1, so nothing ran.
+#[tokio::test]
+async fn http1_to_an_upstream_of_http2_was_not_handled() {
+    let (listener, uri) = listener().await;
+    let serving = tokio::spawn(async move {
+        loop {
+            tokio::spawn(serve(listener.accept().await.unwrap().0));
+        }
+    });
+    let uri = uri.to_string().replace("h2c", "http").parse().unwrap();
+    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (false, false));
+    serving.abort();
+}
+
+#[tokio::test]
+async fn a_connection_without_a_sign_of_life_gets_no_more_requests() {
+    let (listener, uri) = listener().await;
+    let serving = tokio::spawn(async move {
+        let (mut first, _) = listener.accept().await.unwrap();
+        first.write_all(SETTINGS).await.unwrap();
+        read_request(&mut first).await;
+        // Silent from now on, and not closed.
+        serve(listener.accept().await.unwrap().0).await;
+        drop(first);
+    });
+    let upstreams = upstreams();
+    let impatient = tokio::select! {
+        _sent = send(&upstreams, &uri, Full::from("pay")) => false,
+        () = SystemClock.sleep(SILENCE_MAX + Duration::from_millis(300)) => true,
+    };
+    assert!(impatient);
+    assert_eq!(send(&upstreams, &uri, Full::from("pay")).await, (true, true));
+    serving.abort();
+}

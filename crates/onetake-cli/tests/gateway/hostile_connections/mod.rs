@@ -1,0 +1,256 @@
+//! Connections that take as much as they can: an honest client still gets its answers, and the
+//! process lives.
+//!
+//! `cargo xtask attack` runs the last test for a minute, and prints its figures.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+mod attacker;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use onetake_core::{Clock, SystemClock};
+use onetake_sim::client::{Client, ClientResponse};
+use onetake_sim::servers::until;
+use onetake_sim::upstream::Upstream;
+use tokio::task::JoinSet;
+
+use crate::common::process::Process;
+use attacker::{Attack, Attacker};
+
+/// A limit of open files that many systems have.
+const FILES_MAX: usize = 1_024;
+/// The number of streams of one HTTP/2 connection.
+const STREAMS: usize = 255;
+
+/// A gateway as a process that may open a thousand files, and its upstream.
+struct World {
+    upstream: Upstream,
+    gateway: Process,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    async fn start(options: &str) -> Self {
+        Self::start_under(FILES_MAX, options).await
+    }
+
+    async fn start_under(files_max: usize, options: &str) -> Self {
+        // This process has the other ends of all sockets.
+        onetake_cli::gateway::raise_limit();
+        let folder = tempfile::tempdir().unwrap();
+        let upstream = Upstream::start().await.unwrap();
+        let gateway =
+            Process::start_under(files_max, Path::new(folder.path()), options, &upstream.url())
+                .await;
+        Self { upstream, gateway, _folder: folder }
+    }
+
+    async fn attack(&self, attack: Attack, connections: usize) -> Vec<Attacker> {
+        let address = self.gateway.address;
+        join_all((0..connections).map(|_| Attacker::start(address, attack, STREAMS))).await
+    }
+
+    async fn charge(&self, key: &str) -> ClientResponse {
+        self.gateway.client.post("/any/charge").key(key).send().await.unwrap()
+    }
+
+    /// Fills the tables of the store in memory, so that they are written to new files.
+    async fn write_much(&self) {
+        for number in 0..50 {
+            let key = format!("a-large-outcome-{number:04}");
+            let call = self.gateway.client.post("/any/large?bytes=900000").key(&key);
+            let answer = call.send().await.unwrap();
+            assert_eq!(answer.status(), 200, "{key}: {}", answer.text());
+        }
+    }
+}
+
+/// Goes on with the attack until this is dropped.
+fn go_on(attackers: Vec<Attacker>) -> JoinSet<()> {
+    attackers.into_iter().map(Attacker::go_on).collect()
+}
+
+/// Requests that hang, without a key, each of which needs a socket to the upstream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_hang_do_not_use_up_the_files_of_the_store() {
+    let mut world = World::start("").await;
+    let attackers = world.attack(Attack::HangingRequests, 5).await;
+    let attacking = go_on(attackers);
+    until("the attack is refused", async || {
+        let refused = "onetake_overloaded_total{reason=\"descriptors\"}";
+        world.gateway.metric(refused).await >= 500.0
+    })
+    .await;
+    world.write_much().await;
+    assert_eq!(world.charge("an-honest-client-0001").await.status(), 201);
+    let open = world.gateway.open_files();
+    assert!(open < FILES_MAX - 200, "{open} files are open");
+    drop(attacking);
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// If the files run out nevertheless, the store waits, and works again when some are free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_without_free_files_waits_for_them() {
+    let mut usual = World::start("").await;
+    assert_eq!(usual.charge("with-enough-files-0001").await.status(), 201);
+    let needed = usual.gateway.open_files();
+    assert!(usual.gateway.terminate().await.success());
+    let mut world = World::start_under(needed + 6, "").await;
+    assert_eq!(world.charge("with-enough-files-0001").await.status(), 201);
+    let address = world.gateway.address;
+    let idle = join_all((0..12).map(|_| tokio::net::TcpStream::connect(address))).await;
+    let mut number = 0;
+    until("the store waits", async || {
+        number += 1;
+        // It is answered with an error, or not before some files are free.
+        let _any = world.charge(&format!("without-a-free-file-{number:04}")).await;
+        world.gateway.logs.lock().unwrap().contains("the store waits with its writes")
+    })
+    .await;
+    drop(idle);
+    until("the store works again", async || {
+        number += 1;
+        world.charge(&format!("with-free-files-{number:04}")).await.status() == 201
+    })
+    .await;
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// Keyed requests that announce a body and send none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_without_their_body_do_not_stop_others() {
+    let mut world = World::start("").await;
+    let recorded = world.charge("recorded-before-0001").await;
+    assert_eq!(recorded.status(), 201);
+    let mut attackers = world.attack(Attack::MissingBodies, 17).await;
+    let mut one = attackers.pop().unwrap();
+    let attacking = go_on(attackers);
+    until("the attack has arrived", async || {
+        world.gateway.metric("onetake_requests_in_flight").await >= 3_000.0
+    })
+    .await;
+    let replay = world.charge("recorded-before-0001").await;
+    assert!(replay.is_replay() && replay.body == recorded.body, "{}", replay.text());
+    assert_eq!(world.charge("an-honest-client-0001").await.status(), 201);
+    let taken = world.gateway.metric("onetake_body_memory_bytes").await;
+    assert!(taken < f64::from(64 << 20), "{taken} bytes for heads");
+    // The body is too slow, and the stream is free again.
+    assert_eq!(one.first_answer().await, 408);
+    assert!(world.gateway.metric("onetake_slow_bodies_total").await >= 1.0);
+    drop(attacking);
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// Requests that wait for the outcome of another one, with JSON that takes twenty times its size in
+/// memory when it is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_requests_take_the_configured_memory_and_no_more() {
+    const KEY: &str = "one-key-for-all-0001";
+    let options = "[limits]\nmax_body_memory = \"16MiB\"\n[[route]]\nmatch = \"POST /json/{*rest}\"\n\
+                   fingerprint = { mode = \"json\" }\nin_flight = \"wait\"\nwait_timeout = \"30s\"\n\
+                   tenant = \"public\"\n";
+    let mut world = World::start(options).await;
+    let before = world.gateway.memory_peak();
+    let json: bytes::Bytes = format!("[{}1]", "1,".repeat(128 << 10)).into();
+    let call = || {
+        let call = world.gateway.client.post("/json/gate").key(KEY);
+        tokio::spawn(call.without("authorization").body(json.clone()).send())
+    };
+    let mut calls = vec![call()];
+    world.upstream.ran(KEY, 1).await;
+    calls.extend((0..120).map(|_| call()));
+    let refused = "onetake_overloaded_total{reason=\"body_memory\"}";
+    until("the memory is used up", async || {
+        let waiting = world.gateway.metric("onetake_waiting").await;
+        waiting + world.gateway.metric(refused).await >= 120.0
+    })
+    .await;
+    let waiting = world.gateway.metric("onetake_waiting").await;
+    assert!((30.0..60.0).contains(&waiting), "two thirds of the memory: {waiting}");
+    let grown = world.gateway.memory_peak() - before;
+    assert!(grown < 100 << 20, "{} MiB", grown >> 20);
+    world.upstream.open(KEY);
+    let mut statuses = Vec::new();
+    for call in calls {
+        let answer = call.await.unwrap().unwrap();
+        assert!(answer.status() == 201 || answer.code() == "overloaded", "{}", answer.text());
+        statuses.push(answer.status());
+    }
+    assert!(statuses.iter().filter(|status| **status == 201).count() >= 30);
+    assert_eq!(world.upstream.runs(KEY), 1);
+    assert_eq!(world.gateway.metric("onetake_body_memory_bytes").await, 0.0);
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// The figures of an honest client.
+#[derive(Debug, Default)]
+struct Figures {
+    answered: usize,
+    refused: usize,
+    failed: usize,
+    slowest: Duration,
+}
+
+/// Sends 100 requests a second for this time, a third of them retries.
+async fn honest_client(client: Client, time: Duration) -> Figures {
+    let clock = Arc::new(SystemClock);
+    let (began, pause) = (clock.monotonic(), Duration::from_millis(10));
+    let mut calls = Vec::new();
+    for number in 0..u32::try_from(time.as_millis() / pause.as_millis()).unwrap() {
+        let due = began + pause * number;
+        clock.sleep(due.saturating_sub(clock.monotonic())).await;
+        let call = client.post("/any/charge").key(&format!("honest-request-{:06}", number * 2 / 3));
+        let clock = Arc::clone(&clock);
+        calls.push(tokio::spawn(async move {
+            let from = clock.monotonic();
+            (call.send().await, clock.monotonic() - from)
+        }));
+    }
+    let mut figures = Figures::default();
+    for call in calls {
+        let (answer, took) = call.await.unwrap();
+        figures.slowest = figures.slowest.max(took);
+        match answer {
+            Err(_) => figures.failed += 1,
+            Ok(answer) if matches!(answer.status(), 201 | 409) => figures.answered += 1,
+            Ok(answer) => {
+                assert_eq!(answer.code(), "overloaded", "{}", answer.text());
+                figures.refused += 1;
+            }
+        }
+    }
+    figures
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_honest_client_is_served_under_both_attacks() {
+    let seconds = std::env::var("ONETAKE_ATTACK_SECONDS").map_or(4, |text| text.parse().unwrap());
+    let mut world = World::start("").await;
+    let memory_before = world.gateway.memory_peak();
+    let mut attackers = world.attack(Attack::HangingRequests, 5).await;
+    attackers.extend(world.attack(Attack::MissingBodies, 16).await);
+    let attacking = go_on(attackers);
+    let client = Client::new(world.gateway.address);
+    let figures = honest_client(client, Duration::from_secs(seconds)).await;
+    let hostile = attacking.len();
+    drop(attacking);
+    let memory = world.gateway.memory_peak() - memory_before;
+    let requests = figures.answered + figures.refused + figures.failed;
+    println!(
+        "{seconds} s, {hostile} hostile connections: {requests} requests, {} answered, {} refused, {} failed, slowest {:?}; memory +{} MiB, {} files open",
+        figures.answered,
+        figures.refused,
+        figures.failed,
+        figures.slowest,
+        memory >> 20,
+        world.gateway.open_files(),
+    );
+    assert_eq!(figures.failed, 0);
+    assert!(figures.refused * 100 < requests, "{figures:?}");
+    assert!(memory < 400 << 20, "{} MiB", memory >> 20);
+    assert!(world.gateway.terminate().await.success());
+}

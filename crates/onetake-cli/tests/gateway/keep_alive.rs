@@ -1,0 +1,62 @@
+//! Idle connections of clients, and requests whose head does not end.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::time::Duration;
+
+use onetake_core::{Clock, SystemClock};
+use onetake_sim::blackbox::Target;
+use onetake_sim::upstream::Upstream;
+
+use crate::common::raw_http::RawClient;
+use crate::common::{InProcess, configuration};
+
+/// Longer than the timeout for the head of a request, which is fifteen seconds.
+const PAUSE: Duration = Duration::from_millis(16_500);
+
+/// A connection after its first request.
+async fn used(gateway: &InProcess, key: &str) -> RawClient {
+    let mut client = RawClient::connect(gateway.address()).await;
+    client.post("/any/charge", key).await;
+    assert_eq!(client.response().await.unwrap().status(), 201);
+    client
+}
+
+/// Load balancers keep idle connections for 60 seconds. A gateway that closes them before gets
+/// requests that it never answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_outlive_the_timeout_for_heads() {
+    let upstream = Upstream::start().await.unwrap();
+    let gateway = InProcess::start(configuration(&upstream.url(), "", "")).await;
+    let mut idle = used(&gateway, "idle-connection-0001").await;
+    let mut half = used(&gateway, "half-a-head-00000001").await;
+    let mut new = RawClient::connect(gateway.address()).await;
+    half.write("POST /any/charge HTTP/1.1\r\nHost: a\r\n").await;
+    let since = SystemClock.monotonic();
+    assert_eq!(half.rest().await, b"", "a head that does not end is not waited for");
+    let took = SystemClock.monotonic() - since;
+    assert!(took > Duration::from_secs(10), "{took:?}");
+    SystemClock.sleep(PAUSE.saturating_sub(took)).await;
+    for (client, key) in [(&mut idle, "idle-connection-0002"), (&mut new, "new-connection-00001")] {
+        client.post("/any/charge", key).await;
+        let answer = client.response().await.expect(key);
+        assert_eq!(answer.status(), 201, "{key}");
+        assert_eq!(answer.header("connection"), None, "{key}");
+    }
+    assert_eq!(upstream.runs_in_all(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_end_after_the_configured_time() {
+    let upstream = Upstream::start().await.unwrap();
+    let gateway = InProcess::start(configuration(&upstream.url(), "keep_alive = \"3s\"", "")).await;
+    let mut new = RawClient::connect(gateway.address()).await;
+    let mut idle = used(&gateway, "idle-connection-0003").await;
+    let since = SystemClock.monotonic();
+    assert_eq!((new.rest().await, idle.rest().await), (vec![], vec![]));
+    let took = SystemClock.monotonic() - since;
+    assert!(took > Duration::from_secs(1) && took < Duration::from_secs(14), "{took:?}");
+    // A request that takes longer is not idle time.
+    let mut client = RawClient::connect(gateway.address()).await;
+    client.post("/any/slow?ms=4500", "slow-and-not-idle-01").await;
+    assert_eq!(client.response().await.unwrap().status(), 201);
+}

@@ -1,0 +1,139 @@
+//! Problems as gRPC errors: a response without a body, whose headers are its trailers.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, LINK};
+use http::{Response, StatusCode};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+
+use super::{GRPC_MESSAGE, GRPC_STATUS, GRPC_STATUS_DETAILS, GrpcCode};
+use crate::problem::{ProblemFacts, insert};
+
+/// The domain of an `ErrorInfo`: the problem's code is unique in it.
+const DOMAIN: &str = "onetake";
+
+/// The wait before a retry, in milliseconds. Clients with a retry policy obey it.
+const GRPC_RETRY_PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+
+/// The characters that `grpc-message` cannot hold as they are.
+const MESSAGE: &AsciiSet = &CONTROLS.add(b'%');
+
+/// Turns the response of a [`Problem`](crate::Problem) to a gRPC call into a gRPC error. Other
+/// responses stay as they are. `empty` makes the body.
+///
+/// The layer does this itself. A server that answers with a problem outside the layer calls it.
+#[must_use]
+pub fn error_of<B>(mut response: Response<B>, empty: impl FnOnce() -> B) -> Response<B> {
+    match response.extensions_mut().remove::<ProblemFacts>() {
+        Some(facts) => error(&facts, response, empty()),
+        None => response,
+    }
+}
+
+/// Returns the error. Headers of the problem about its JSON body are left out.
+fn error<B>(facts: &ProblemFacts, problem: Response<B>, empty: B) -> Response<B> {
+    let (mut parts, _body) = problem.into_parts();
+    let code = GrpcCode::of_problem(facts.code);
+    let headers = &mut parts.headers;
+    for name in [CONTENT_LENGTH, LINK] {
+        headers.remove(name);
+    }
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(GRPC_STATUS, HeaderValue::from(u16::from(code.number())));
+    insert(headers, GRPC_MESSAGE, &utf8_percent_encode(&facts.detail, MESSAGE).to_string());
+    let details = STANDARD_NO_PAD.encode(status(facts, code));
+    insert(headers, GRPC_STATUS_DETAILS, &details);
+    if let Some(seconds) = facts.retry_after {
+        headers.insert(GRPC_RETRY_PUSHBACK, HeaderValue::from(seconds.saturating_mul(1000)));
+    }
+    parts.status = StatusCode::OK;
+    Response::from_parts(parts, empty)
+}
+
+/// Encodes the `google.rpc.Status`: an `ErrorInfo`, and a `RetryInfo` if a retry helps.
+fn status(facts: &ProblemFacts, code: GrpcCode) -> Vec<u8> {
+    let mut info = Vec::new();
+    put_bytes(&mut info, 1, facts.code.as_str().as_bytes());
+    put_bytes(&mut info, 2, DOMAIN.as_bytes());
+    let recorded = facts.recorded.map(|status| ("recorded_status", status.as_u16().to_string()));
+    let reference = facts.reference.map(|reference| ("reference", reference.to_string()));
+    for (key, value) in recorded.into_iter().chain(reference) {
+        let mut entry = Vec::new();
+        put_bytes(&mut entry, 1, key.as_bytes());
+        put_bytes(&mut entry, 2, value.as_bytes());
+        put_bytes(&mut info, 3, &entry);
+    }
+    let mut status = Vec::new();
+    put_number(&mut status, 1, u64::from(code.number()));
+    put_bytes(&mut status, 2, facts.detail.as_bytes());
+    put_any(&mut status, "type.googleapis.com/google.rpc.ErrorInfo", &info);
+    if let Some(seconds) = facts.retry_after {
+        let (mut duration, mut retry) = (Vec::new(), Vec::new());
+        put_number(&mut duration, 1, seconds);
+        put_bytes(&mut retry, 1, &duration);
+        put_any(&mut status, "type.googleapis.com/google.rpc.RetryInfo", &retry);
+    }
+    status
+}
+
+/// Writes an element of `details`: a `google.protobuf.Any`.
+fn put_any(out: &mut Vec<u8>, url: &str, value: &[u8]) {
+    let mut any = Vec::new();
+    put_bytes(&mut any, 1, url.as_bytes());
+    put_bytes(&mut any, 2, value);
+    put_bytes(out, 3, &any);
+}
+
+fn put_bytes(out: &mut Vec<u8>, field: u32, bytes: &[u8]) {
+    put_varint(out, u64::from(field) << 3 | 2);
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn put_number(out: &mut Vec<u8>, field: u32, number: u64) {
+    put_varint(out, u64::from(field) << 3);
+    put_varint(out, number);
+}
+
+fn put_varint(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push((number & 0x7f) as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::problem::{Code, Problem, ProblemFormat};
+    use bytes::Bytes;
+
+    #[test]
+    fn a_problem_is_a_grpc_error() {
+        let problem = Problem::new(Code::RequestInProgress, "It runs: 100 %, é.").retry_after(2);
+        let response = error_of(ProblemFormat::default().tell(problem, None), Bytes::new);
+        let headers = response.headers();
+        assert_eq!((response.status().as_u16(), response.body().len()), (200, 0));
+        assert_eq!(headers[CONTENT_TYPE], "application/grpc");
+        assert_eq!(headers[GRPC_STATUS], "10");
+        assert_eq!(headers[GRPC_MESSAGE], "It runs: 100 %25, %C3%A9.");
+        assert_eq!(headers["grpc-retry-pushback-ms"], "2000");
+        assert!(!headers.contains_key(LINK));
+        let details = STANDARD_NO_PAD.decode(headers[GRPC_STATUS_DETAILS].as_bytes()).unwrap();
+        let text = String::from_utf8_lossy(&details);
+        for part in ["google.rpc.ErrorInfo", "request_in_progress", "google.rpc.RetryInfo"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(details.ends_with(b"\x12\x04\x0a\x02\x08\x02"), "two seconds: {details:?}");
+    }
+
+    #[test]
+    fn every_problem_has_a_code_and_other_responses_stay() {
+        for code in Code::ALL {
+            assert_ne!(GrpcCode::of_problem(*code), GrpcCode::Ok, "{code:?}");
+        }
+        let other = error_of(Response::new(Bytes::from_static(b"x")), Bytes::new);
+        assert_eq!(other.body(), "x");
+    }
+}

@@ -43,7 +43,7 @@ pub(crate) struct Exchange {
     step: Mutex<Step>,
 }
 
-/// What Envoy waits for.
+/// The reply or the data that Envoy waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The reply to the head of the request.

@@ -76,7 +76,7 @@ async fn forward(
     if context.and_then(|context| context.key()).is_none() {
         let mut response = Response::new(EnvoyBody::empty());
         response.extensions_mut().insert(PassedOn);
-        // If Envoy has left, nobody is to be told.
+        // If Envoy has left, there is no client to answer.
         let _left = exchange.pass_on(mutation);
         return response;
     }

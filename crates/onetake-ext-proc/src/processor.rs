@@ -200,7 +200,7 @@ where
     if response.extensions().get::<PassedOn>().is_some() {
         return;
     }
-    // If Envoy has left, nobody is to be told.
+    // If Envoy has left, there is no client to answer.
     let _left = match exchange.response_headers() {
         Some(has) if response.extensions().get::<FromUpstream>().is_some() => {
             exchange.finish(difference(has, response.headers()))

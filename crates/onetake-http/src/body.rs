@@ -389,6 +389,41 @@ mod tests {
         assert!(!rest.is_end_stream(), "what was read is to come");
     }
 
+    /// A body of one frame that announces how much is left behind it.
+    struct Announced(Option<&'static str>, u64);
+
+    impl Body for Announced {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            let frame =
+                self.0.take().map(|text| Ok(Frame::data(Bytes::from_static(text.as_bytes()))));
+            Poll::Ready(frame.or_else(|| Some(Err("the rest is not here".into()))))
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            let mut hint = SizeHint::new();
+            hint.set_lower(if self.0.is_some() { 0 } else { self.1 });
+            hint
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_with_more_to_come_than_fits_is_not_read_further() {
+        for rest in [6, u64::MAX] {
+            let Ok(BodyRead::TooLarge { read, .. }) = read(Announced(Some("four"), rest), 9).await
+            else {
+                panic!("it is larger")
+            };
+            assert_eq!(read, "four");
+        }
+        assert!(read(Announced(Some("four"), 5), 9).await.is_err(), "it fits, and is read on");
+    }
+
     #[test]
     fn frames_are_gathered_in_order_and_without_slack() {
         for announced in [0, 6] {

@@ -20,6 +20,8 @@ mod endpoints;
 pub mod extract;
 mod fail_open;
 pub mod fingerprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod handle;
 mod head;
 mod identify;

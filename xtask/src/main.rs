@@ -4,6 +4,7 @@ mod bench;
 mod bugs;
 mod catalogue;
 mod clients;
+mod fuzz;
 mod install;
 mod long_forms;
 mod mutants;
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
         Some("bench") => return ended(bench::run(&rest)),
         Some("bugs") => return ended(bugs::run(&rest)),
         Some("coverage") => return ended(long_forms::coverage(&rest)),
+        Some("fuzz") => return ended(fuzz::run(&rest)),
         Some("model") => return ended(long_forms::model()),
         Some("histories") => return ended(long_forms::histories(&rest)),
         Some("differential") => return ended(long_forms::differential(&rest)),
@@ -66,7 +68,8 @@ fn main() -> ExitCode {
         }
         Some("lint") => LINT,
         _ => {
-            eprintln!("{USAGE}\n{}\n{}\n{}", clients::USAGE, long_forms::USAGE, mutants::USAGE);
+            let parts = [USAGE, clients::USAGE, fuzz::USAGE, long_forms::USAGE, mutants::USAGE];
+            eprintln!("{}", parts.join("\n"));
             return ExitCode::from(2);
         }
     };

@@ -7,6 +7,8 @@ pub mod cli;
 pub mod config;
 pub mod demo;
 pub mod doctor;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod gateway;
 mod keys;
 pub mod logs;

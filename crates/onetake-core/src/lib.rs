@@ -30,6 +30,8 @@ pub mod derived;
 pub mod engine;
 mod error_chain;
 pub mod fingerprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod hex;
 pub mod inbox;
 pub mod job;

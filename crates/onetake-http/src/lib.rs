@@ -21,6 +21,8 @@ mod endpoints;
 pub mod extract;
 mod fail_open;
 pub mod fingerprint;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod grpc;
 mod handle;
 mod head;

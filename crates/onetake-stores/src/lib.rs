@@ -22,6 +22,8 @@ pub mod embedded;
 #[cfg(feature = "filtered")]
 pub mod filtered;
 mod folders;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod journal;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -5,6 +5,8 @@
 //! stays where it is, and an error in the log names it.
 
 mod codec;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};

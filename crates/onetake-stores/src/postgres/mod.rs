@@ -15,6 +15,8 @@ mod claims;
 mod doctor;
 mod driver;
 mod finish;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod outbox;
 mod pool;
 mod rows;

@@ -51,7 +51,7 @@ const HEAD: usize = 6;
 const BODY: usize = 7;
 
 /// The numbers of a record, in the order of the column.
-struct Numbers {
+pub(super) struct Numbers {
     state: i64,
     fence: i64,
     ttl: i64,
@@ -65,13 +65,13 @@ struct Numbers {
 }
 
 /// The texts of a record, in the order of the column.
-struct Texts<'a> {
+pub(super) struct Texts<'a> {
     attempt: &'a [u8],
     fingerprint: &'a [u8],
     origin: &'a [u8],
     history: Option<&'a [u8]>,
-    code: Option<&'a [u8]>,
-    detail: Option<&'a [u8]>,
+    pub(super) code: Option<&'a [u8]>,
+    pub(super) detail: Option<&'a [u8]>,
 }
 
 impl RecordRow {
@@ -105,18 +105,34 @@ impl RecordRow {
         let numbers = self.numbers()?;
         let at = timestamp(numbers.state_at);
         let state = State::Completed { at, recording: recording.clone() };
-        self.assemble(&numbers, &self.texts()?, state)
+        assemble(self.id, &numbers, &self.texts()?, state)
     }
 
     /// Returns the whole record.
     pub(super) fn record(&self) -> Result<Record, StoreError> {
         let (numbers, texts) = (self.numbers()?, self.texts()?);
-        let state = self.state(&numbers, &texts)?;
-        self.assemble(&numbers, &texts, state)
+        let state = state(&numbers, &texts, || self.recording())?;
+        assemble(self.id, &numbers, &texts, state)
     }
 
     fn numbers(&self) -> Result<Numbers, StoreError> {
-        let numbers: Vec<Option<i64>> = get(&self.row, NUMBERS)?;
+        Numbers::read(&get::<Vec<Option<i64>>>(&self.row, NUMBERS)?)
+    }
+
+    fn texts(&self) -> Result<Texts<'_>, StoreError> {
+        Texts::read(&get::<Vec<Option<&[u8]>>>(&self.row, TEXTS)?)
+    }
+
+    fn recording(&self) -> Result<Recording, StoreError> {
+        Ok(Recording {
+            head: bytes(get(&self.row, HEAD)?).unwrap_or_default(),
+            body: bytes(get(&self.row, BODY)?),
+        })
+    }
+}
+
+impl Numbers {
+    pub(super) fn read(numbers: &[Option<i64>]) -> Result<Self, StoreError> {
         let [
             Some(state),
             Some(fence),
@@ -132,7 +148,7 @@ impl RecordRow {
         else {
             return Err(odd("number"));
         };
-        Ok(Numbers {
+        Ok(Self {
             state,
             fence,
             ttl,
@@ -145,86 +161,85 @@ impl RecordRow {
             ask_at,
         })
     }
+}
 
-    fn texts(&self) -> Result<Texts<'_>, StoreError> {
-        let texts: Vec<Option<&[u8]>> = get(&self.row, TEXTS)?;
+impl<'a> Texts<'a> {
+    pub(super) fn read(texts: &[Option<&'a [u8]>]) -> Result<Self, StoreError> {
         let [Some(attempt), Some(fingerprint), Some(origin), history, code, detail] = *texts else {
             return Err(odd("attempt, fingerprint or origin"));
         };
-        Ok(Texts { attempt, fingerprint, origin, history, code, detail })
+        Ok(Self { attempt, fingerprint, origin, history, code, detail })
     }
+}
 
-    fn assemble(
-        &self,
-        numbers: &Numbers,
-        texts: &Texts<'_>,
-        state: State,
-    ) -> Result<Record, StoreError> {
-        let attempt = <[u8; 16]>::try_from(texts.attempt).map_err(|_| odd("attempt"))?;
-        let fingerprint = texts
-            .fingerprint
-            .split_first()
-            .and_then(|(scheme, digest)| {
-                Some(Fingerprint::from_parts(*scheme, digest.try_into().ok()?))
-            })
-            .ok_or_else(|| odd("fingerprint"))?;
-        Ok(Record {
-            id: self.id,
-            attempt: AttemptId::from_bytes(attempt),
-            fence: Fence::new(unsigned(numbers.fence)),
-            fingerprint,
-            terms: Terms {
-                ttl: duration(numbers.ttl),
-                lease: duration(numbers.lease),
-                grace: duration(numbers.grace),
-                on_unknown: match numbers.on_unknown {
-                    0 => OnUnknown::Fail,
-                    1 => OnUnknown::Reconcile,
-                    2 => OnUnknown::Retry,
-                    3 => OnUnknown::Rollback,
-                    _ => return Err(odd("on_unknown")),
-                },
-            },
-            origin: Origin::from_bytes(texts.origin).ok_or_else(|| odd("origin"))?,
-            created_at: timestamp(numbers.created_at),
-            claimed_at: timestamp(numbers.claimed_at),
-            history: AttemptHistory::from_text(text(texts.history)?),
-            state,
+/// Puts a record together.
+pub(super) fn assemble(
+    id: RecordId,
+    numbers: &Numbers,
+    texts: &Texts<'_>,
+    state: State,
+) -> Result<Record, StoreError> {
+    let attempt = <[u8; 16]>::try_from(texts.attempt).map_err(|_| odd("attempt"))?;
+    let fingerprint = texts
+        .fingerprint
+        .split_first()
+        .and_then(|(scheme, digest)| {
+            Some(Fingerprint::from_parts(*scheme, digest.try_into().ok()?))
         })
-    }
+        .ok_or_else(|| odd("fingerprint"))?;
+    Ok(Record {
+        id,
+        attempt: AttemptId::from_bytes(attempt),
+        fence: Fence::new(unsigned(numbers.fence)),
+        fingerprint,
+        terms: Terms {
+            ttl: duration(numbers.ttl),
+            lease: duration(numbers.lease),
+            grace: duration(numbers.grace),
+            on_unknown: match numbers.on_unknown {
+                0 => OnUnknown::Fail,
+                1 => OnUnknown::Reconcile,
+                2 => OnUnknown::Retry,
+                3 => OnUnknown::Rollback,
+                _ => return Err(odd("on_unknown")),
+            },
+        },
+        origin: Origin::from_bytes(texts.origin).ok_or_else(|| odd("origin"))?,
+        created_at: timestamp(numbers.created_at),
+        claimed_at: timestamp(numbers.claimed_at),
+        history: AttemptHistory::from_text(text(texts.history)?),
+        state,
+    })
+}
 
-    fn state(&self, numbers: &Numbers, texts: &Texts<'_>) -> Result<State, StoreError> {
-        let at = timestamp(numbers.state_at);
-        let Texts { code, detail, .. } = *texts;
-        Ok(match numbers.state {
-            0 => State::Running { lease_until: at },
-            1 => State::Completed {
-                at,
-                recording: Recording {
-                    head: bytes(get(&self.row, HEAD)?).unwrap_or_default(),
-                    body: bytes(get(&self.row, BODY)?),
-                },
-            },
-            2 => {
-                State::Failed { at, failure: Failure { code: text(code)?, detail: text(detail)? } }
-            }
-            3 => State::Released { at },
-            4 => {
-                let cause = match text(code)?.as_str() {
-                    "lease_ended" => Cause::LeaseEnded,
-                    "restarted" => Cause::Restarted,
-                    "interrupted" => Cause::Interrupted,
-                    "timed_out" => Cause::TimedOut,
-                    "status" => Cause::Status(text(detail)?.parse().map_err(|_| odd("detail"))?),
-                    "reported" => Cause::from_text(text(detail)?),
-                    _ => return Err(odd("code")),
-                };
-                // Only a record that is to be reconciled has its own time.
-                State::Unknown { at, cause, ask_at: numbers.ask_at.map_or(at, timestamp) }
-            }
-            _ => return Err(odd("state")),
-        })
-    }
+/// The state of a record. `recording` is read only if the record is completed.
+pub(super) fn state(
+    numbers: &Numbers,
+    texts: &Texts<'_>,
+    recording: impl FnOnce() -> Result<Recording, StoreError>,
+) -> Result<State, StoreError> {
+    let at = timestamp(numbers.state_at);
+    let Texts { code, detail, .. } = *texts;
+    Ok(match numbers.state {
+        0 => State::Running { lease_until: at },
+        1 => State::Completed { at, recording: recording()? },
+        2 => State::Failed { at, failure: Failure { code: text(code)?, detail: text(detail)? } },
+        3 => State::Released { at },
+        4 => {
+            let cause = match text(code)?.as_str() {
+                "lease_ended" => Cause::LeaseEnded,
+                "restarted" => Cause::Restarted,
+                "interrupted" => Cause::Interrupted,
+                "timed_out" => Cause::TimedOut,
+                "status" => Cause::Status(text(detail)?.parse().map_err(|_| odd("detail"))?),
+                "reported" => Cause::from_text(text(detail)?),
+                _ => return Err(odd("code")),
+            };
+            // Only a record that is to be reconciled has its own time.
+            State::Unknown { at, cause, ask_at: numbers.ask_at.map_or(at, timestamp) }
+        }
+        _ => return Err(odd("state")),
+    })
 }
 
 /// A cause as the columns `code` and `detail`.

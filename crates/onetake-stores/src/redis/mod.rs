@@ -16,6 +16,8 @@ pub(crate) mod command;
 pub(crate) mod connection;
 pub(crate) mod diagnose;
 pub(crate) mod errors;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod leases;
 mod node;
 mod nodes;

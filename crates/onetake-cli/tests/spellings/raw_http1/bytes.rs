@@ -1,4 +1,5 @@
 //! Conversations of odd HTTP/1 requests.
+#![expect(clippy::indexing_slicing, reason = "tests may panic")]
 
 /// Reproducible random numbers (SplitMix64).
 pub(super) struct Dice(u64);

@@ -44,7 +44,7 @@ pub fn json_fingerprint(data: &[u8]) {
 /// Lines of a repeated header name the same key as their values joined by a comma and a space, as a
 /// proxy joins them.
 pub fn key_lines(data: &[u8]) {
-    let policy = KeyPolicy { min_length: 3, ..KeyPolicy::default() };
+    let policy = KeyPolicy { min_length: Some(3), ..KeyPolicy::default() };
     let mut lines = HeaderMap::new();
     let mut joined = Vec::new();
     for line in data.split(|byte| *byte == b'\n').take(4) {

@@ -523,7 +523,7 @@ async fn serve(gateway: Gateway, clock: &Arc<dyn Clock>, ending: Ending) -> Resu
     match drained {
         Ok(true) => tracing::info!("drained"),
         Ok(false) => tracing::warn!(
-            "drain timeout: operations that were still running now have an unknown outcome"
+            "drain timeout: operations that were still running have an unknown outcome; outcomes that the store did not accept are in the journal"
         ),
         Err(error) => {
             return Err(Failed(

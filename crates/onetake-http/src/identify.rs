@@ -78,7 +78,11 @@ impl Head {
     where
         Req: Body<Data = Bytes>,
     {
-        let mut place = self.memory(shared, &parts, announced(&body)).await?;
+        let announced = announced(&body);
+        if announced > self.policy.max_request_body {
+            return Err(self.refused(self.not_received(shared, UploadError::TooLarge)));
+        }
+        let mut place = self.memory(shared, &parts, announced).await?;
         let ends_exactly = ExactEnd::applies(&parts);
         let clock = &**shared.engine.clock();
         let limits = UploadLimits {

@@ -250,8 +250,8 @@ impl Get {
                 let name = name.unwrap_or_default();
                 if !is_reference_or_id(&name) {
                     let what = format!(
-                        "`{name}` is neither a reference (such as 9B5H-6U57-LCAG) nor an id of 32 \
-                         hexadecimal digits. To find a key as the client sent it, write \
+                        "`{name}` is neither a reference (twelve characters of 2-9 and A-Z without I \
+                         and O, such as 9B5H-6U57-LCAG) nor an id of 32 hexadecimal digits. To find a key as the client sent it, write \
                          `onetake keys get --key KEY --tenant TENANT`"
                     );
                     return Err(Failed(what, 2));

@@ -18,6 +18,9 @@ pub(crate) struct Process {
     pub(crate) logs: Arc<Mutex<String>>,
 }
 
+/// The variable of `gateway.shutdown_delay`. Tests do not wait for load balancers that are not there.
+const SHUTDOWN_DELAY: &str = "ONETAKE__GATEWAY__SHUTDOWN_DELAY";
+
 impl Process {
     pub(crate) async fn start(folder: &Path, routes: &str, upstream: &str) -> Self {
         Self::start_with(folder, routes, upstream, &[]).await
@@ -45,7 +48,7 @@ impl Process {
         let limited = format!("ulimit -n {files_max}; exec \"$0\" \"$@\"");
         let mut command = Command::new("sh");
         command.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_onetake"));
-        command.env("ONETAKE_LOG", "info");
+        command.env("ONETAKE_LOG", "info").env(SHUTDOWN_DELAY, "0s");
         let arguments = ["--log-format", "json", "--drain-seconds", "5"];
         Self::spawn(command, &arguments, folder, routes, upstream).await
     }
@@ -59,7 +62,8 @@ impl Process {
         variables: &[(&str, &str)],
     ) -> Self {
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
-        command.env("ONETAKE_LOG", "trace").envs(variables.iter().copied());
+        command.env("ONETAKE_LOG", "trace").env(SHUTDOWN_DELAY, "0s");
+        command.envs(variables.iter().copied());
         Self::spawn(command, arguments, folder, routes, upstream).await
     }
 
@@ -78,8 +82,6 @@ impl Process {
         );
         std::fs::write(&file, text).unwrap();
         command.arg("serve").arg("--config").arg(&file).args(arguments).current_dir(folder);
-        // Tests do not wait for load balancers that are not there.
-        command.env("ONETAKE__GATEWAY__SHUTDOWN_DELAY", "0s");
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let logs = Arc::new(Mutex::new(String::new()));

@@ -545,7 +545,7 @@ async fn replays_are_answered_without_memory_for_more() {
         .route("/charges", post(charge))
         .with_state(api.clone())
         .layer(layer.clone());
-    assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 200);
+    assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 201);
     let mut stuck = Vec::new();
     for number in 0..9 {
         let request = request("/stuck", &format!("stuck-0123456789-{number}"), "10");

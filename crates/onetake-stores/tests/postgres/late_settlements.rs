@@ -72,7 +72,8 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         let settling = async { owner.settle(vec![item]).await.remove(0).unwrap_err() };
         let waiting = async {
             until("it waits for the answer", async || clock.sleepers() > 0).await;
-            clock.advance(patient().command_timeout);
+            // The timeout grows with the size of the statement.
+            clock.advance(patient().command_timeout + Duration::from_secs(1));
         };
         let (stuck, ()) = tokio::join!(settling, waiting);
         assert_eq!(stuck.kind(), StoreErrorKind::Indeterminate, "{stuck}");

@@ -1,5 +1,5 @@
 //! The tonic example, called by tonic's client.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::net::SocketAddr;
 use std::sync::Arc;

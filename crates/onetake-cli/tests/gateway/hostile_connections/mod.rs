@@ -172,7 +172,8 @@ async fn waiting_requests_take_the_configured_memory_and_no_more() {
     let waiting = world.gateway.metric("onetake_waiting").await;
     assert!((30.0..60.0).contains(&waiting), "two thirds of the memory: {waiting}");
     let grown = world.gateway.memory_peak() - before;
-    assert!(grown < 100 << 20, "{} MiB", grown >> 20);
+    // The trees of forty waiting bodies would take more than 200 MiB.
+    assert!(grown < 150 << 20, "{} MiB", grown >> 20);
     world.upstream.open(KEY);
     let mut statuses = Vec::new();
     for call in calls {

@@ -56,7 +56,7 @@ async fn act(
         }
         "own commit, then panic" => panic!("after its own commit"),
         "no database" => {
-            let error = running.begin(NoDatabase).await.err().expect("there is no database");
+            let error = running.begin(NoDatabase).await.unwrap_err();
             return (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response();
         }
         "busy" => return (StatusCode::SERVICE_UNAVAILABLE, "not handled").into_response(),

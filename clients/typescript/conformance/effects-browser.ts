@@ -36,21 +36,28 @@ const charge = (n) => ({
   request: { url: location.origin + "/charges", body: n % 10 === 0 ? "decline" : "amount=" + n },
 });
 await queue.start();
-// The other tab may have settled intents while this page was gone. A page is not told of them: it
-// asks with the same key and gets the recorded outcome.
-const stored = new Set((await queue.intents()).map(({ key }) => key));
-for (let n = 0; n < Number(localStorage[tab] ?? 0); n++) {
-  const { intent, request } = charge(n);
-  if (stored.has(intent.key)) continue;
-  if ((await (await tell("/is-ended", intent.key)).text()) === "yes") continue;
-  const { ok } = await client.fetch(request.url, { method: "POST", body: request.body, intent });
-  await tell("/ended", intent.key + (ok ? " applied" : " reverted"));
-}
+// A page is not told of an intent that the other tab settled, if either of them is gone at that
+// moment. It asks with the same key, and gets the recorded outcome.
+const catchUp = async (count) => {
+  const stored = new Set((await queue.intents()).map(({ key }) => key));
+  for (let n = 0; n < count; n++) {
+    const { intent, request } = charge(n);
+    if (stored.has(intent.key)) continue;
+    if ((await (await tell("/is-ended", intent.key)).text()) === "yes") continue;
+    const { ok } = await client.fetch(request.url, { method: "POST", body: request.body, intent });
+    await tell("/ended", intent.key + (ok ? " applied" : " reverted"));
+  }
+};
+await catchUp(Number(localStorage[tab] ?? 0));
 for (let n = Number(localStorage[tab] ?? 0); n < ${INTENTS_PER_TAB}; n++) {
   await queue.submit(charge(n), actions);
   localStorage[tab] = n + 1;
 }
 await tell("/submitted", tab);
+for (;;) {
+  await new Promise((resolve) => setTimeout(resolve, 500));
+  await catchUp(${INTENTS_PER_TAB}).catch(() => {});
+}
 </script>`;
 
 const [proxy = ""] = process.argv.slice(2);

@@ -102,7 +102,8 @@ async fn a_caller_that_waits_when_patience_ends_is_answered() {
     service.stop();
     let answer = call.await.unwrap();
     assert_eq!((answer.status(), answer.code().as_str()), (503, "outcome_pending"));
-    assert_eq!(answer.header("retry-after"), "1");
+    // Up to two seconds are added at random.
+    assert!(["1", "2", "3"].contains(&answer.header("retry-after")));
     assert_eq!(ended(service.serving).await.unwrap(), Served::CutOff);
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue, Request};
-use onetake_client::{CallDeadline, CallEvent, CallReport, Error, Intent, Onetake};
+use onetake_client::{CallDeadline, CallReport, Error, Intent, Onetake};
 
 use crate::server::{FastClock, Half, LIBRARIES, Server, fast, reply};
 
@@ -92,27 +92,7 @@ async fn a_server_that_is_not_there_is_unavailable_and_the_cause_is_kept() {
     }
 }
 
-/// A future that is dropped sends nothing any more, and closes its connection.
-#[tokio::test]
-async fn a_dropped_call_ends() {
-    for library in LIBRARIES {
-        // Every answer asks for a wait of 20 seconds.
-        let server = Server::start(|_, _| reply(503, "retry-after: 20", "")).await;
-        let (told, mut retries) = tokio::sync::mpsc::unbounded_channel();
-        let onetake = Onetake::builder().observe(move |event| {
-            if let CallEvent::Retry { delay, .. } = event {
-                told.send(delay).unwrap();
-            }
-        });
-        let onetake = onetake.build();
-        tokio::select! {
-            ended = library.post(&onetake, &server) => panic!("{ended:?}"),
-            delay = retries.recv() => assert!(delay.unwrap() >= Duration::from_secs(20)),
-        }
-        assert_eq!(server.received().len(), 1);
-    }
-}
-
+/// A future that is dropped closes the connection of its attempt.
 #[tokio::test]
 async fn a_dropped_call_closes_the_connection_of_its_attempt() {
     use tokio::io::AsyncReadExt as _;

@@ -28,7 +28,7 @@ use tower_service::Service;
 
 use super::client_connection::Answer;
 use super::client_ip::client_of;
-use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
+use super::edge::{BELIEVED, ConnectionPermit, Routed, log, lookalikes, refused};
 use super::plan::{Plan, Plans, Refused};
 use crate::config::ExtProc;
 use crate::traces::Parent;
@@ -104,7 +104,8 @@ impl Service<Request<EnvoyBody>> for Admission {
                 }
             };
             let method = parts.method.clone();
-            parts.extensions.insert(Arc::clone(&plan));
+            let routed = Routed { plan: Arc::clone(&plan), connection: None, is_plain: false };
+            parts.extensions.insert(routed);
             parts.extensions.insert(plan.answers);
             // Envoy makes the spans of its own calls, so the headers stay as they are.
             let parent = Parent::take(&mut parts.headers.clone());

@@ -29,12 +29,12 @@ use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
 };
 
-use super::edge::ConnectionPermit;
+use super::edge::{ConnectionPermit, Routed};
 use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
-use super::plan::{Plan, Target};
+use super::plan::Target;
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, UpstreamBody, Upstreams};
+use super::upstream::{Evidence, NoResponse, Upstream, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -80,28 +80,31 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
 
 impl Forwarder {
     async fn forward(&self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
-        let plan = request.extensions().get::<Arc<Plan>>().cloned();
+        let routed = request.extensions_mut().remove::<Routed>();
+        let plan = routed.as_ref().map(|routed| &routed.plan);
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
         let left = context.and_then(OperationContext::time_left);
         let asked = Asked {
             reference: attempt.map(|attempt| attempt.id.reference()),
-            answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
+            answers: plan.map(|plan| plan.answers).unwrap_or_default(),
         };
-        let upstream = plan.as_ref().and_then(|plan| plan.upstream.as_ref());
-        let (Some(plan), Some(upstream)) = (&plan, upstream) else {
+        let upstream = plan.and_then(|plan| plan.upstream.as_ref());
+        let (Some(plan), Some(upstream)) = (plan, upstream) else {
             let detail = "This request cannot be forwarded, because the gateway has no upstream for it. Report it to the operator of the service.";
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
-        let place = request.extensions().get::<ConnectionPermit>().cloned();
+        let is_plain = routed.as_ref().is_some_and(|routed| routed.is_plain);
+        let place = routed.as_ref().and_then(|routed| routed.connection.as_ref());
         // A keyed request is never upgraded, because its outcome must be a response.
-        let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
+        let is_keyed = asked.reference.is_some();
+        let upgrade = if is_keyed || is_plain { None } else { websocket(&mut request) };
         let Some(path) = upstream.path(request.uri().path_and_query()) else {
             return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
         };
         *request.uri_mut() = path.into();
-        let accepts_trailers = address(&mut request, upstream, upgrade.is_some());
+        let accepts_trailers = address(&mut request, upstream, is_plain, upgrade.is_some());
         let timeout = patience(plan.timeout, left);
         let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
@@ -111,10 +114,9 @@ impl Forwarder {
             true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
             false => timeout,
         };
-        let to = (&upstream.server, plan.gate);
-        let sent = self
-            .send(to, request, place.as_ref(), upgrade.is_some(), timeout)
-            .instrument(span.clone());
+        let to = (upstream, plan.gate);
+        let sent =
+            self.send(to, request, place, upgrade.is_some(), timeout).instrument(span.clone());
         match sent.await {
             Ok((response, permits)) => {
                 let status = i64::from(response.status().as_u16());
@@ -122,7 +124,7 @@ impl Forwarder {
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, accepts_trailers, (place, permits), asked)
+                received(response, upgrade, accepts_trailers, (place.cloned(), permits), asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
@@ -140,7 +142,7 @@ impl Forwarder {
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        (upstream, gate): (&Uri, usize),
+        (upstream, gate): (&Target, usize),
         request: Request<RequestBody<Incoming>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
@@ -150,8 +152,11 @@ impl Forwarder {
         let sending = async {
             let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
             let sent = match upgrade {
-                false => self.upstreams.send(upstream, request, &mut evidence).await,
-                true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
+                false => {
+                    let upstream = Upstream { number: gate, server: &upstream.server };
+                    self.upstreams.send(upstream, request, &mut evidence).await
+                }
+                true => self.upstreams.upgrade(&upstream.server, request, &mut evidence).await,
             };
             let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
             Ok((response, permits))
@@ -229,7 +234,12 @@ fn strip_but_trailer(headers: &mut HeaderMap) {
 }
 
 /// Rewrites the request for the upstream. Returns true if the client accepts trailers.
-fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgrade: bool) -> bool {
+fn address(
+    request: &mut Request<RequestBody<Incoming>>,
+    upstream: &Target,
+    is_plain: bool,
+    upgrade: bool,
+) -> bool {
     // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
     // one.
     let is_chunked =
@@ -239,9 +249,11 @@ fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgr
     if let Some(host) = &upstream.host {
         headers.insert(HOST, host.clone());
     }
-    let accepts_trailers = has_word(headers, TE, "trailers");
-    // The edge has checked the names.
-    strip_but_trailer(headers);
+    let accepts_trailers = !is_plain && has_word(headers, TE, "trailers");
+    if !is_plain {
+        // The edge has checked the names.
+        strip_but_trailer(headers);
+    }
     if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));

@@ -1,6 +1,7 @@
 //! The proxy: forwards requests to the upstream.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -73,13 +74,14 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
     }
 
     fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
-        let forwarder = Arc::clone(&self.0);
+        let (forwarder, request) = (Arc::clone(&self.0), Box::new(request));
         Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
 
 impl Forwarder {
-    async fn forward(&self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
+    /// The request is boxed, because each future on its way would hold it.
+    async fn forward(&self, mut request: Box<Request<RequestBody<Incoming>>>) -> Response<Body> {
         let routed = request.extensions_mut().remove::<Routed>();
         let plan = routed.as_ref().map(|routed| &routed.plan);
         let context = OperationContext::of(request.extensions());
@@ -143,28 +145,34 @@ impl Forwarder {
     async fn send(
         &self,
         (upstream, gate): (&Target, usize),
-        request: Request<RequestBody<Incoming>>,
+        request: Box<Request<RequestBody<Incoming>>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
     ) -> Result<(Response<UpstreamBody>, Permits), Code> {
         let mut evidence = Evidence::default();
-        let sending = async {
-            let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
-            let sent = match upgrade {
-                false => {
-                    let upstream = Upstream { number: gate, server: &upstream.server };
-                    self.upstreams.send(upstream, request, &mut evidence).await
-                }
-                true => self.upstreams.upgrade(&upstream.server, request, &mut evidence).await,
-            };
-            let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
-            Ok((response, permits))
-        };
-        let answered = tokio::select! {
-            biased;
-            answered = sending => answered,
-            () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
+        let answered = {
+            // Pinned here, so that the timeout does not move it.
+            let sending = pin!(async {
+                let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
+                let sent = match upgrade {
+                    false => {
+                        let upstream = Upstream { number: gate, server: &upstream.server };
+                        self.upstreams.send(upstream, request, &mut evidence).await
+                    }
+                    true => {
+                        let server = &upstream.server;
+                        Box::pin(self.upstreams.upgrade(server, *request, &mut evidence)).await
+                    }
+                };
+                let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
+                Ok((response, permits))
+            });
+            tokio::select! {
+                biased;
+                answered = sending => answered,
+                () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
+            }
         };
         answered.map_err(|code| match code {
             Code::Overloaded => code,
@@ -354,6 +362,21 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each request copies this future to the heap, and holds it until its response is there.
+    #[test]
+    fn the_future_of_a_request_is_small() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let connector = Connector::new(None, clock).unwrap();
+        let proxy = Proxy::new(connector, 1, Duration::from_secs(1));
+        let bytes = size_of_result(&|request| proxy.0.forward(request));
+        assert!(bytes <= 1_800, "{bytes} bytes");
+    }
+
+    /// The size of what a function returns.
+    fn size_of_result<A, R>(_: &impl Fn(A) -> R) -> usize {
+        size_of::<R>()
+    }
 
     #[test]
     fn the_proxy_speaks_before_the_layer() {

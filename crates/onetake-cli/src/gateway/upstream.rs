@@ -109,11 +109,11 @@ where
     }
 
     /// Sends a request with a relative target to an upstream. The evidence stays true if this
-    /// future is dropped.
+    /// future is dropped. The request is boxed, because each future on its way would hold it.
     pub(super) async fn send(
         &self,
         upstream: Upstream<'_>,
-        request: Request<B>,
+        request: Box<Request<B>>,
         evidence: &mut Evidence,
     ) -> Result<Response<UpstreamBody>, NoResponse> {
         let is_http2 = match Protocols::of(upstream.server) {
@@ -125,11 +125,11 @@ where
             return self.send_over_http1(upstream, request, evidence).await;
         }
         // Boxed, so that the futures of other requests do not hold it.
-        match Box::pin(self.http2.send(upstream.server, request, evidence)).await {
+        match Box::pin(self.http2.send(upstream.server, *request, evidence)).await {
             Ok(response) => Ok(response),
             Err(Failed::NoResponse) => Err(NoResponse),
             Err(Failed::SpeaksHttp1(request)) => {
-                self.send_over_http1(upstream, *request, evidence).await
+                self.send_over_http1(upstream, request, evidence).await
             }
         }
     }
@@ -137,7 +137,7 @@ where
     async fn send_over_http1(
         &self,
         upstream: Upstream<'_>,
-        mut request: Request<B>,
+        mut request: Box<Request<B>>,
         evidence: &mut Evidence,
     ) -> Result<Response<UpstreamBody>, NoResponse> {
         loop {
@@ -146,17 +146,18 @@ where
             let is_new = reused.is_none();
             let mut connection = match reused {
                 Some(connection) => connection,
-                None => match self.connect(server, Protocols::of(server)).await? {
+                // Boxed, so that the futures of other requests do not hold it.
+                None => match Box::pin(self.connect(server, Protocols::of(server))).await? {
                     Opened::Http1(connection) => *connection,
                     Opened::Http2(stream) => {
-                        self.http2.adopt(server, *stream).await?;
-                        let sending = Box::pin(self.http2.send(server, request, evidence));
+                        Box::pin(self.http2.adopt(server, *stream)).await?;
+                        let sending = Box::pin(self.http2.send(server, *request, evidence));
                         return sending.await.map_err(|_| NoResponse);
                     }
                 },
             };
             *evidence = Evidence::taken_by(&connection.opening);
-            match connection.exchange(request).await {
+            match connection.exchange(*request).await {
                 Ok(response) => {
                     self.idle.put_when_done(number, connection);
                     return Ok(response.map(UpstreamBody::http1));
@@ -165,7 +166,7 @@ where
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => {
                         *evidence = Evidence::default();
-                        request = unsent;
+                        *request = unsent;
                     }
                     None => return Err(NoResponse),
                 },
@@ -398,7 +399,7 @@ mod tests {
     async fn send(upstreams: &Upstreams<Full<Bytes>>, to: &Uri) -> (bool, bool) {
         let mut evidence = Evidence::default();
         let to = Upstream { number: 0, server: to };
-        let sent = upstreams.send(to, request(), &mut evidence).await;
+        let sent = upstreams.send(to, Box::new(request()), &mut evidence).await;
         (sent.is_ok(), evidence.may_be_sent())
     }
 

@@ -39,7 +39,7 @@ use http2::{Failed, Http2, SendAgain};
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// Maximum number of headers in a response. A response with more has an unknown outcome. hyper
 /// fills a table of this size for each response, so it is not larger.
-const HEADERS_MAX: usize = 200;
+const HEADERS_MAX: usize = 512;
 
 /// An upstream, as requests name it.
 #[derive(Clone, Copy, Debug)]

@@ -29,7 +29,7 @@ const LINT: &[&[&str]] = &[
     &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"],
     &["doc", "--workspace", "--lib", "--no-deps", "--all-features"],
     // The fuzz targets have a lock file of their own, which `cargo xtask fuzz` does not change.
-    &["fetch", "--locked", "--manifest-path", "fuzz/Cargo.toml"],
+    &["tree", "--locked", "--depth", "0", "--manifest-path", "fuzz/Cargo.toml"],
 ];
 
 const USAGE: &str = "\

@@ -10,6 +10,7 @@ use onetake_core::{Cause, Reference};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
+    UpstreamFailure,
 };
 use tower_service::Service;
 
@@ -70,7 +71,7 @@ async fn forward(
         answers: extensions.get().copied().unwrap_or_default(),
     };
     let Some(exchange) = extensions.get::<Arc<Exchange>>() else {
-        return asked.unreachable();
+        return asked.failed(UpstreamFailure::NotSent);
     };
     let mut mutation = difference(&exchange.request_headers, request.headers());
     if context.and_then(|context| context.key()).is_none() {
@@ -82,7 +83,7 @@ async fn forward(
     }
     forbid_retries(&mut mutation);
     if exchange.forward(mutation).is_err() {
-        return asked.unreachable();
+        return asked.failed(UpstreamFailure::NotSent);
     }
     match exchange.response().await {
         Ok((head, message)) => asked.answered(counters, exchange, &head, &message),
@@ -118,14 +119,14 @@ impl Asked {
             );
         }
         match origin {
-            Origin::NotSent => return self.unreachable(),
-            Origin::TimedOut => return self.timed_out(),
-            Origin::Interrupted => return self.interrupted(),
+            Origin::NotSent => return self.failed(UpstreamFailure::NotSent),
+            Origin::TimedOut => return self.failed(UpstreamFailure::TimedOut),
+            Origin::Interrupted => return self.failed(UpstreamFailure::Interrupted),
             Origin::Upstream => {}
             Origin::Unverified => counters.unverified(),
         }
         let Ok((status, headers)) = response_head(head) else {
-            return self.interrupted();
+            return self.failed(UpstreamFailure::Interrupted);
         };
         exchange.keep_response_headers(headers.clone());
         let mut response =
@@ -143,38 +144,17 @@ impl Asked {
         response
     }
 
-    /// Nothing was sent: the attempt is released.
-    fn unreachable(self) -> Response<EnvoyBody> {
-        let retry = if self.reference.is_some() { ". Retry with the same key" } else { "" };
-        let detail = format!("The upstream cannot be reached. The request was not sent{retry}.");
-        let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
-        self.told(problem, Disposition::Release, Cause::Interrupted)
-    }
-
-    /// Sent without a response: the outcome is unknown.
-    fn interrupted(self) -> Response<EnvoyBody> {
-        let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let cause = Cause::Reported("the upstream closed the connection without a response".into());
-        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
-    }
-
-    fn timed_out(self) -> Response<EnvoyBody> {
-        let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let problem = Problem::new(Code::UpstreamTimeout, detail);
-        self.told(problem, Disposition::Unknown, Cause::TimedOut)
+    fn failed(self, failure: UpstreamFailure) -> Response<EnvoyBody> {
+        failure.respond(self.answers, self.reference).map(EnvoyBody::whole)
     }
 
     /// The client disconnected, or Envoy stopped. Envoy breaks off the request to the upstream.
     fn left(self) -> Response<EnvoyBody> {
         let detail = "The connection ended before the response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let cause = Cause::Reported("the client or Envoy ended the request early".into());
-        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
-    }
-
-    fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<EnvoyBody> {
-        let response = self.answers.tell(problem, self.reference);
-        let mut response = response.map(EnvoyBody::whole);
-        AttemptReport::new(disposition).cause(cause).attach(&mut response);
+        let problem = Problem::new(Code::UpstreamInterrupted, detail);
+        let mut response = self.answers.tell(problem, self.reference).map(EnvoyBody::whole);
+        AttemptReport::new(Disposition::Unknown).cause(cause).attach(&mut response);
         response
     }
 }

@@ -340,6 +340,12 @@ fn cookies(headers: &mut HeaderMap) {
 }
 
 /// Allows `chunked` only, and only in HTTP/1.1.
+///
+/// A `Content-Length` beside it cannot be seen here: hyper removes it, reads the body by its chunks,
+/// and closes the connection after the response. RFC 9112 (6.3) allows that or a refusal. The bytes
+/// of the connection (`ClientStream`) do not help: where the head of a pipelined request begins is
+/// known only to the parser, so a refusal there would miss some requests, and could hit a body that
+/// looks like a head.
 fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     let mut values = parts.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(value) = values.next() else {

@@ -20,13 +20,13 @@ use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ProblemFormat,
-    ResponseBody,
+    AmbiguousRequest, ClientIp, Code, KeySource, Onetake, OnetakeLayer, Policy, Problem,
+    ProblemFormat, ResponseBody,
 };
 use tower::Layer;
 use tower_service::Service;
 
-use super::client_connection::Answer;
+use super::client_connection::{Answer, count_problem};
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, Routed, log, lookalikes, refused};
 use super::plan::{Plan, Plans, Refused};
@@ -99,6 +99,7 @@ impl Service<Request<EnvoyBody>> for Admission {
             let plan = match admit(&plans, &mut parts) {
                 Ok(plan) => plan,
                 Err(problem) => {
+                    count_problem(problem.code());
                     let response = plans.answers.tell(problem, None);
                     return Ok(response.map(|body| Either::Right(Full::new(body))));
                 }
@@ -111,6 +112,9 @@ impl Service<Request<EnvoyBody>> for Admission {
             let parent = Parent::take(&mut parts.headers.clone());
             let request = Request::from_parts(parts, body);
             let response = parent.around(|| inner.call(request)).await?;
+            if let Some(code) = response.extensions().get::<Code>() {
+                count_problem(*code);
+            }
             if response.extensions().get::<PassedOn>().is_none() {
                 log(&method, &plan, &response, clock.monotonic() - from);
             }

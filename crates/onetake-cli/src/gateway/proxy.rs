@@ -28,6 +28,7 @@ use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
+    UpstreamFailure,
 };
 
 use super::edge::{ConnectionPermit, Routed};
@@ -132,10 +133,10 @@ impl Forwarder {
                 span.record("onetake.problem", code.as_str());
                 span.record("otel.status_code", "ERROR");
                 match code {
-                    Code::UpstreamTimeout => asked.timed_out(),
-                    Code::UpstreamInterrupted => asked.interrupted(),
+                    Code::UpstreamTimeout => asked.failed(UpstreamFailure::TimedOut),
+                    Code::UpstreamInterrupted => asked.failed(UpstreamFailure::Interrupted),
                     Code::Overloaded => asked.overloaded(),
-                    _ => asked.unreachable(),
+                    _ => asked.failed(UpstreamFailure::NotSent),
                 }
             }
         }
@@ -286,7 +287,7 @@ fn received(
     *response.version_mut() = Version::HTTP_11;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
-            return asked.interrupted();
+            return asked.failed(UpstreamFailure::Interrupted);
         };
         let upstream = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
@@ -319,36 +320,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// Nothing was sent: the attempt is released.
-    fn unreachable(self) -> Response<Body> {
-        let retry = if self.reference.is_some() { ". Retry with the same key" } else { "" };
-        let detail = format!("The upstream cannot be reached. The request was not sent{retry}.");
-        let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
-        self.told(problem, Disposition::Release, Cause::Interrupted)
+    fn failed(self, failure: UpstreamFailure) -> Response<Body> {
+        let response = failure.respond(self.answers, self.reference);
+        response.map(|body| Either::Right(Full::new(body)))
     }
 
     /// Too many requests are in flight: the attempt is released.
     fn overloaded(self) -> Response<Body> {
         self.told(GateFull.problem(), Disposition::Release, Cause::Interrupted)
-    }
-
-    /// Sent without a response: the outcome is unknown.
-    fn interrupted(self) -> Response<Body> {
-        let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let cause = Cause::Reported("the upstream closed the connection without a response".into());
-        let problem = Problem::new(Code::UpstreamInterrupted, detail);
-        self.told(self.with_retry(problem), Disposition::Unknown, cause)
-    }
-
-    fn timed_out(self) -> Response<Body> {
-        let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let problem = Problem::new(Code::UpstreamTimeout, detail);
-        self.told(self.with_retry(problem), Disposition::Unknown, Cause::TimedOut)
-    }
-
-    /// Without a key, a retry may run what was run already.
-    fn with_retry(self, problem: Problem) -> Problem {
-        problem.retryable(self.reference.is_some())
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {

@@ -67,6 +67,7 @@ use readiness::Readiness;
 use reconcile::Reconciler;
 use server::{Server, ServerLimits};
 use tls::Acceptor;
+use upstream::Census;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
 
@@ -258,13 +259,14 @@ impl Gateway {
             gates,
             keep_alive,
         };
-        gauges.watch(&limits, descriptors, layer.clone());
+        let census = Census::new();
+        gauges.watch(&limits, descriptors, layer.clone(), Arc::clone(&census));
         let ping_interval = config.gateway.upstream_ping_interval;
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
                     let idle_max = descriptors.idle_per_core_max;
-                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval);
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
                     let inner = layer.layer(proxy);
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };

@@ -34,7 +34,7 @@ use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::{Plan, Target};
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, UpstreamBody, Upstreams};
+use super::upstream::{Census, Evidence, NoResponse, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -56,9 +56,15 @@ struct Forwarder {
 impl Proxy {
     /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
     /// that of HTTP/2 connections.
-    pub(super) fn new(connector: Connector, idle_max: usize, ping_interval: Duration) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock), ping_interval);
+    pub(super) fn new(
+        connector: Connector,
+        idle_max: usize,
+        ping_interval: Duration,
+        census: &Arc<Census>,
+    ) -> Self {
+        let (clock, census): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Arc::clone(census));
+        let now = Arc::clone(&clock);
+        let upstreams = Upstreams::new(connector, idle_max, now, ping_interval, census);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }

@@ -12,6 +12,7 @@
 //! sent again, on another connection.
 
 mod body;
+mod census;
 mod http2;
 
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ use onetake_http::BoxError;
 
 use super::tls::{Connector, Opening, Protocols, Stream};
 pub(super) use body::UpstreamBody;
+pub(super) use census::Census;
 use http2::{Failed, Http2, SendAgain};
 
 /// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
@@ -92,8 +94,9 @@ where
         idle_max: usize,
         clock: Arc<dyn Clock>,
         ping_interval: Duration,
+        census: Arc<Census>,
     ) -> Self {
-        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval);
+        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval, census);
         let idle = Idle { connections: Mutex::default(), max: idle_max, clock };
         Self { connector, idle: Arc::new(idle), http2 }
     }
@@ -344,7 +347,7 @@ mod tests {
     fn upstreams() -> Upstreams<Full<Bytes>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-        Upstreams::new(connector, 8, clock, Duration::from_secs(360))
+        Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
     }
 
     impl SendAgain for Full<Bytes> {

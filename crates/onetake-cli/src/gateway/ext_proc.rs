@@ -11,7 +11,6 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body_util::{Either, Full};
@@ -20,15 +19,14 @@ use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ProblemFormat,
-    ResponseBody,
+    AmbiguousRequest, ClientIp, Onetake, OnetakeLayer, Problem, ProblemFormat, ResponseBody,
 };
 use tower::Layer;
 use tower_service::Service;
 
 use super::client_connection::Answer;
 use super::client_ip::client_of;
-use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
+use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes};
 use super::plan::{Plan, Plans, Refused};
 use crate::config::ExtProc;
 use crate::traces::Parent;
@@ -124,11 +122,6 @@ fn admit(plans: &Plans, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
         return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
     }
     let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
-    if plan.policy.as_ref().is_some_and(|policy| is_keyed_grpc(policy, parts)) {
-        return Err(refused(
-            "A gRPC call with an idempotency key cannot be answered through Envoy's external processing.",
-        ));
-    }
     for name in BELIEVED {
         parts.headers.remove(name);
     }
@@ -140,18 +133,4 @@ fn admit(plans: &Plans, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
         parts.extensions.insert(ClientIp(client));
     }
     Ok(plan)
-}
-
-/// True if a gRPC call may be keyed. Envoy cannot replay a gRPC response: it makes its own status
-/// and message of every answer to a gRPC call that does not come from the upstream.
-fn is_keyed_grpc(policy: &Policy, parts: &Parts) -> bool {
-    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
-    let is_grpc = content_type.is_some_and(|text| text.starts_with(b"application/grpc"));
-    let may_have_key = match policy.key.source {
-        KeySource::Header | KeySource::Issued => ["idempotency-key", "x-idempotency-key"]
-            .iter()
-            .any(|name| parts.headers.contains_key(*name)),
-        _ => true,
-    };
-    is_grpc && policy.is_keyed(&parts.method) && may_have_key
 }

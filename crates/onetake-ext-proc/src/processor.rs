@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::{Ready, ready};
 use http::{HeaderMap, Request, Response, Version};
 use http_body::Body;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
 use onetake_http::grpc::{error_of, is_grpc};
 use onetake_http::{BoxError, Code, Problem, ProblemFormat};
 use tonic::server::{Grpc, StreamingService};
@@ -77,12 +77,16 @@ where
         let codec = ProstCodec::<ProcessingResponse, ProcessingRequest>::default();
         let grpc = Grpc::new(codec);
         let mut grpc = grpc.apply_max_message_size_config(Some(self.message_bytes_max), None);
-        grpc.streaming(Method(self.service.clone()), request).await
+        let message_bytes_max = self.message_bytes_max;
+        grpc.streaming(Method { service: self.service.clone(), message_bytes_max }, request).await
     }
 }
 
 /// The method `Process`.
-struct Method<S>(S);
+struct Method<S> {
+    service: S,
+    message_bytes_max: usize,
+}
 
 impl<S, Res> StreamingService<ProcessingRequest> for Method<S>
 where
@@ -100,15 +104,20 @@ where
 
     fn call(&mut self, request: tonic::Request<Streaming<ProcessingRequest>>) -> Self::Future {
         let (sender, replies) = replies();
-        tokio::spawn(process(self.0.clone(), request.into_inner(), sender));
+        let service = self.service.clone();
+        tokio::spawn(process(service, request.into_inner(), sender, self.message_bytes_max));
         ready(Ok(tonic::Response::new(replies)))
     }
 }
 
 /// Handles one request, from its head to its response. If it ends early, the stream ends with an
 /// error, and Envoy answers the client with an error.
-async fn process<S, Res>(mut service: S, mut messages: Streaming<ProcessingRequest>, sender: Sender)
-where
+async fn process<S, Res>(
+    mut service: S,
+    mut messages: Streaming<ProcessingRequest>,
+    sender: Sender,
+    message_bytes_max: usize,
+) where
     S: Service<Request<EnvoyBody>, Response = Response<Res>, Error = Infallible>,
     Res: Body<Data = Bytes>,
     Res::Error: Into<BoxError>,
@@ -144,7 +153,7 @@ where
         () = exchange.left() => return,
         else => return,
     };
-    finish(&exchange, response).await;
+    finish(&exchange, response, message_bytes_max).await;
 }
 
 fn misconfigured() -> Problem {
@@ -210,7 +219,10 @@ fn request_of(
 }
 
 /// Gives the response to Envoy: as the changes to the response that Envoy has, or whole.
-async fn finish<Res>(exchange: &Exchange, response: Response<Res>)
+///
+/// A response that Envoy does not have is sent in one message. If it has more than `bytes_max` bytes,
+/// Envoy answers with an error.
+async fn finish<Res>(exchange: &Exchange, response: Response<Res>, bytes_max: usize)
 where
     Res: Body<Data = Bytes>,
     Res::Error: Into<BoxError>,
@@ -226,7 +238,7 @@ where
         }
         _ => {
             let (parts, body) = response.into_parts();
-            let Ok(body) = body.collect().await else { return };
+            let Ok(body) = Limited::new(body, bytes_max).collect().await else { return };
             let trailers = body.trailers().cloned();
             let response = Response::from_parts(parts, body.to_bytes());
             answer(exchange, response, trailers.as_ref())

@@ -17,9 +17,11 @@ use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
+use onetake_http::grpc::is_grpc;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, Onetake, OnetakeLayer, Problem, ProblemFormat, ResponseBody,
+    AmbiguousRequest, ClientIp, InFlight, Onetake, OnetakeLayer, OperationContext, Problem,
+    ProblemFormat, RequestBody, ResponseBody,
 };
 use tower::Layer;
 use tower_service::Service;
@@ -28,11 +30,15 @@ use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes};
 use super::plan::{Plan, Plans, Refused};
+use super::proxy::{self, Proxy};
 use crate::config::ExtProc;
 use crate::traces::Parent;
 
 /// The body of a response: that of the layer, or one of the edge itself.
-type AnyBody = Either<ResponseBody<EnvoyBody>, Full<Bytes>>;
+type AnyBody = Either<ResponseBody<ForwardedBody>, Full<Bytes>>;
+
+/// The body of an upstream's response: through Envoy, or to the processor itself.
+type ForwardedBody = Either<EnvoyBody, proxy::Body>;
 
 /// The whole processor as one service.
 pub(super) struct EnvoyEdge(Processor<Admission>);
@@ -43,8 +49,9 @@ impl EnvoyEdge {
         plans: &Arc<Plans>,
         clock: &Arc<dyn Clock>,
         config: &ExtProc,
+        proxy: Proxy<EnvoyBody>,
     ) -> Self {
-        let inner = layer.layer(Forward::new());
+        let inner = layer.layer(EnvoyOrProxy { envoy: Forward::new(), proxy });
         let (plans, clock) = (Arc::clone(plans), Arc::clone(clock));
         Self(Processor::new(Admission { inner, plans, clock }, config.max_message))
     }
@@ -72,10 +79,42 @@ impl Answer for EnvoyEdge {
     }
 }
 
+/// The service behind the layer. Envoy forwards, except operations that may be answered with 202:
+/// Envoy would break them off with that answer, so the processor sends them itself.
+#[derive(Clone)]
+struct EnvoyOrProxy {
+    envoy: Forward,
+    proxy: Proxy<EnvoyBody>,
+}
+
+impl Service<Request<RequestBody<EnvoyBody>>> for EnvoyOrProxy {
+    type Response = Response<ForwardedBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
+        let plan = request.extensions().get::<Arc<Plan>>();
+        let policy = plan.and_then(|plan| plan.policy.as_ref());
+        let is_async = policy.is_some_and(|policy| matches!(policy.in_flight, InFlight::Async(_)));
+        let context = OperationContext::of(request.extensions());
+        let is_keyed = context.and_then(OperationContext::key).is_some();
+        if is_async && is_keyed && !is_grpc(request.headers()) {
+            let forwarding = self.proxy.call(request);
+            return Box::pin(async { Ok(forwarding.await?.map(Either::Right)) });
+        }
+        let forwarding = self.envoy.call(request);
+        Box::pin(async { Ok(forwarding.await?.map(Either::Left)) })
+    }
+}
+
 /// The service that finds the plan of a request.
 #[derive(Clone)]
 struct Admission {
-    inner: Onetake<Forward>,
+    inner: Onetake<EnvoyOrProxy>,
     plans: Arc<Plans>,
     clock: Arc<dyn Clock>,
 }

@@ -67,9 +67,9 @@ use readiness::Readiness;
 use reconcile::Reconciler;
 use server::{Server, ServerLimits};
 use tls::Acceptor;
-use upstream::Census;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
+use upstream::Census;
 
 /// The error of a gateway that could not start.
 #[derive(Debug, thiserror::Error)]
@@ -277,7 +277,10 @@ impl Gateway {
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
                 let edge = |_| {
-                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc))
+                    let idle_max = descriptors.idle_per_core_max;
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
+                    let config = &config.ext_proc;
+                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, proxy))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);

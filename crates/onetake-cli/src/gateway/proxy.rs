@@ -12,9 +12,7 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use http_body::Body as _;
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tower_service::Service;
@@ -26,7 +24,8 @@ use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
+    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
+    RequestBody,
 };
 
 use super::edge::ConnectionPermit;
@@ -44,16 +43,24 @@ const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 /// The body of a response: the upstream's, or one of the gateway itself.
 pub(super) type Body = Either<Held<UpstreamBody>, Full<Bytes>>;
 
-/// The service that forwards requests. Clones share their connections.
-#[derive(Clone)]
-pub(super) struct Proxy(Arc<Forwarder>);
+/// The service that forwards requests with bodies of one type. Clones share their connections.
+pub(super) struct Proxy<B: http_body::Body<Data = Bytes> + 'static>(Arc<Forwarder<B>>);
 
-struct Forwarder {
-    upstreams: Upstreams<RequestBody<Incoming>>,
+impl<B: http_body::Body<Data = Bytes> + 'static> Clone for Proxy<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct Forwarder<B: http_body::Body<Data = Bytes> + 'static> {
+    upstreams: Upstreams<RequestBody<B>>,
     clock: Arc<dyn Clock>,
 }
 
-impl Proxy {
+impl<B> Proxy<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
     /// that of HTTP/2 connections.
     pub(super) fn new(
@@ -69,7 +76,10 @@ impl Proxy {
     }
 }
 
-impl Service<Request<RequestBody<Incoming>>> for Proxy {
+impl<B> Service<Request<RequestBody<B>>> for Proxy<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -78,14 +88,17 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
+    fn call(&mut self, request: Request<RequestBody<B>>) -> Self::Future {
         let forwarder = Arc::clone(&self.0);
         Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
 
-impl Forwarder {
-    async fn forward(&self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
+impl<B> Forwarder<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
+    async fn forward(&self, mut request: Request<RequestBody<B>>) -> Response<Body> {
         let plan = request.extensions().get::<Arc<Plan>>().cloned();
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
@@ -147,7 +160,7 @@ impl Forwarder {
     async fn send(
         &self,
         (upstream, gate): (&Uri, usize),
-        request: Request<RequestBody<Incoming>>,
+        request: Request<RequestBody<B>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
@@ -208,7 +221,7 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
 /// allowed: after one to `h2c`, requests would pass through unchecked.
-fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
+fn websocket<B>(request: &mut Request<B>) -> Option<OnUpgrade> {
     let headers = request.headers();
     let wanted = has_word(headers, UPGRADE, "websocket")
         && has_word(headers, CONNECTION, "upgrade")
@@ -235,7 +248,10 @@ fn strip_but_trailer(headers: &mut HeaderMap) {
 }
 
 /// Rewrites the request for the upstream. Returns true if the client accepts trailers.
-fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgrade: bool) -> bool {
+fn address<B>(request: &mut Request<B>, upstream: &Target, upgrade: bool) -> bool
+where
+    B: http_body::Body,
+{
     // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
     // one.
     let is_chunked =

@@ -28,7 +28,7 @@ use tower_service::Service;
 
 use super::client_connection::Answer;
 use super::client_ip::client_of;
-use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes};
+use super::edge::{BELIEVED, ConnectionPermit, Routed, log, lookalikes};
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
 use crate::config::ExtProc;
@@ -97,8 +97,8 @@ impl Service<Request<RequestBody<EnvoyBody>>> for EnvoyOrProxy {
     }
 
     fn call(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
-        let plan = request.extensions().get::<Arc<Plan>>();
-        let policy = plan.and_then(|plan| plan.policy.as_ref());
+        let routed = request.extensions().get::<Routed>();
+        let policy = routed.and_then(|routed| routed.plan.policy.as_ref());
         let is_async = policy.is_some_and(|policy| matches!(policy.in_flight, InFlight::Async(_)));
         let context = OperationContext::of(request.extensions());
         let is_keyed = context.and_then(OperationContext::key).is_some();
@@ -141,7 +141,8 @@ impl Service<Request<EnvoyBody>> for Admission {
                 }
             };
             let method = parts.method.clone();
-            parts.extensions.insert(Arc::clone(&plan));
+            let routed = Routed { plan: Arc::clone(&plan), connection: None, is_plain: false };
+            parts.extensions.insert(routed);
             parts.extensions.insert(plan.answers);
             // Envoy makes the spans of its own calls, so the headers stay as they are.
             let parent = Parent::take(&mut parts.headers.clone());

@@ -19,6 +19,7 @@ mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
 mod forward_auth;
+mod forwarding;
 mod gauges;
 mod in_flight;
 mod jwks;
@@ -58,10 +59,10 @@ use crate::stores::{self, OpenStore, StoreFailed};
 use cores::Cores;
 use descriptors::Descriptors;
 pub use descriptors::raise_limit;
-use edge::Edge;
+use edge::{Edge, Routed};
 use gauges::Gauges;
 use in_flight::Gates;
-use plan::{Plan, Plans};
+use plan::Plans;
 use proxy::Proxy;
 use readiness::Readiness;
 use reconcile::Reconciler;
@@ -372,7 +373,7 @@ struct Policies(Arc<Plans>);
 
 impl Resolve for Policies {
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
-        parts.extensions.get::<Arc<Plan>>()?.policy.clone()
+        parts.extensions.get::<Routed>()?.plan.policy.clone()
     }
 
     fn resolve_for(&self, method: &Method, path: &str, _: &Parts) -> Option<Arc<Policy>> {

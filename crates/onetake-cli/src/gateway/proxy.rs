@@ -1,6 +1,7 @@
 //! The proxy: forwards requests to the upstream.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -28,12 +29,12 @@ use onetake_http::{
     RequestBody,
 };
 
-use super::edge::ConnectionPermit;
+use super::edge::{ConnectionPermit, Routed};
 use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
-use super::plan::{Plan, Target};
+use super::plan::Target;
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Census, Evidence, NoResponse, UpstreamBody, Upstreams};
+use super::upstream::{Census, Evidence, NoResponse, Upstream, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -89,7 +90,7 @@ where
     }
 
     fn call(&mut self, request: Request<RequestBody<B>>) -> Self::Future {
-        let forwarder = Arc::clone(&self.0);
+        let (forwarder, request) = (Arc::clone(&self.0), Box::new(request));
         Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
@@ -98,29 +99,33 @@ impl<B> Forwarder<B>
 where
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    async fn forward(&self, mut request: Request<RequestBody<B>>) -> Response<Body> {
-        let plan = request.extensions().get::<Arc<Plan>>().cloned();
+    /// The request is boxed, because each future on its way would hold it.
+    async fn forward(&self, mut request: Box<Request<RequestBody<B>>>) -> Response<Body> {
+        let routed = request.extensions_mut().remove::<Routed>();
+        let plan = routed.as_ref().map(|routed| &routed.plan);
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
         let left = context.and_then(OperationContext::time_left);
         let asked = Asked {
             reference: attempt.map(|attempt| attempt.id.reference()),
-            answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
+            answers: plan.map(|plan| plan.answers).unwrap_or_default(),
         };
-        let upstream = plan.as_ref().and_then(|plan| plan.upstream.as_ref());
-        let (Some(plan), Some(upstream)) = (&plan, upstream) else {
+        let upstream = plan.and_then(|plan| plan.upstream.as_ref());
+        let (Some(plan), Some(upstream)) = (plan, upstream) else {
             let detail = "This request cannot be forwarded, because the gateway has no upstream for it. Report it to the operator of the service.";
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
-        let place = request.extensions().get::<ConnectionPermit>().cloned();
+        let is_plain = routed.as_ref().is_some_and(|routed| routed.is_plain);
+        let place = routed.as_ref().and_then(|routed| routed.connection.as_ref());
         // A keyed request is never upgraded, because its outcome must be a response.
-        let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
+        let is_keyed = asked.reference.is_some();
+        let upgrade = if is_keyed || is_plain { None } else { websocket(&mut request) };
         let Some(path) = upstream.path(request.uri().path_and_query()) else {
             return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
         };
         *request.uri_mut() = path.into();
-        let accepts_trailers = address(&mut request, upstream, upgrade.is_some());
+        let accepts_trailers = address(&mut request, upstream, is_plain, upgrade.is_some());
         let timeout = patience(plan.timeout, left);
         let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
@@ -130,10 +135,9 @@ where
             true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
             false => timeout,
         };
-        let to = (&upstream.server, plan.gate);
-        let sent = self
-            .send(to, request, place.as_ref(), upgrade.is_some(), timeout)
-            .instrument(span.clone());
+        let to = (upstream, plan.gate);
+        let sent =
+            self.send(to, request, place, upgrade.is_some(), timeout).instrument(span.clone());
         match sent.await {
             Ok((response, permits)) => {
                 let status = i64::from(response.status().as_u16());
@@ -141,7 +145,7 @@ where
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, accepts_trailers, (place, permits), asked)
+                received(response, upgrade, accepts_trailers, (place.cloned(), permits), asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
@@ -159,26 +163,35 @@ where
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        (upstream, gate): (&Uri, usize),
-        request: Request<RequestBody<B>>,
+        (upstream, gate): (&Target, usize),
+        request: Box<Request<RequestBody<B>>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
     ) -> Result<(Response<UpstreamBody>, Permits), Code> {
         let mut evidence = Evidence::default();
-        let sending = async {
-            let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
-            let sent = match upgrade {
-                false => self.upstreams.send(upstream, request, &mut evidence).await,
-                true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
-            };
-            let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
-            Ok((response, permits))
-        };
-        let answered = tokio::select! {
-            biased;
-            answered = sending => answered,
-            () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
+        let answered = {
+            // Pinned here, so that the timeout does not move it.
+            let sending = pin!(async {
+                let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
+                let sent = match upgrade {
+                    false => {
+                        let upstream = Upstream { number: gate, server: &upstream.server };
+                        self.upstreams.send(upstream, request, &mut evidence).await
+                    }
+                    true => {
+                        let server = &upstream.server;
+                        Box::pin(self.upstreams.upgrade(server, *request, &mut evidence)).await
+                    }
+                };
+                let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
+                Ok((response, permits))
+            });
+            tokio::select! {
+                biased;
+                answered = sending => answered,
+                () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
+            }
         };
         answered.map_err(|code| match code {
             Code::Overloaded => code,
@@ -248,7 +261,7 @@ fn strip_but_trailer(headers: &mut HeaderMap) {
 }
 
 /// Rewrites the request for the upstream. Returns true if the client accepts trailers.
-fn address<B>(request: &mut Request<B>, upstream: &Target, upgrade: bool) -> bool
+fn address<B>(request: &mut Request<B>, upstream: &Target, is_plain: bool, upgrade: bool) -> bool
 where
     B: http_body::Body,
 {
@@ -261,9 +274,11 @@ where
     if let Some(host) = &upstream.host {
         headers.insert(HOST, host.clone());
     }
-    let accepts_trailers = has_word(headers, TE, "trailers");
-    // The edge has checked the names.
-    strip_but_trailer(headers);
+    let accepts_trailers = !is_plain && has_word(headers, TE, "trailers");
+    if !is_plain {
+        // The edge has checked the names.
+        strip_but_trailer(headers);
+    }
     if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
@@ -364,6 +379,21 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each request copies this future to the heap, and holds it until its response is there.
+    #[test]
+    fn the_future_of_a_request_is_small() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let connector = Connector::new(None, clock).unwrap();
+        let proxy = Proxy::new(connector, 1, Duration::from_secs(1));
+        let bytes = size_of_result(&|request| proxy.0.forward(request));
+        assert!(bytes <= 1_800, "{bytes} bytes");
+    }
+
+    /// The size of what a function returns.
+    fn size_of_result<A, R>(_: &impl Fn(A) -> R) -> usize {
+        size_of::<R>()
+    }
 
     #[test]
     fn the_proxy_speaks_before_the_layer() {

@@ -49,13 +49,17 @@ pub(super) type ConnectionPermit = Arc<Connection>;
 
 /// The whole gateway as one service.
 pub(super) struct Edge {
-    inner: Onetake<Proxy>,
+    inner: Onetake<Proxy<Incoming>>,
     plans: Arc<Plans>,
     clock: Arc<dyn Clock>,
 }
 
 impl Edge {
-    pub(super) fn new(inner: Onetake<Proxy>, plans: Arc<Plans>, clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(
+        inner: Onetake<Proxy<Incoming>>,
+        plans: Arc<Plans>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self { inner, plans, clock }
     }
 }

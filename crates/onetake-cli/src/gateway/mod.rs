@@ -70,6 +70,7 @@ use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
+use upstream::Census;
 
 /// The error of a gateway that could not start.
 #[derive(Debug, thiserror::Error)]
@@ -259,13 +260,14 @@ impl Gateway {
             gates,
             keep_alive,
         };
-        gauges.watch(&limits, descriptors, layer.clone());
+        let census = Census::new();
+        gauges.watch(&limits, descriptors, layer.clone(), Arc::clone(&census));
         let ping_interval = config.gateway.upstream_ping_interval;
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
                     let idle_max = descriptors.idle_per_core_max;
-                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval);
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
                     let inner = layer.layer(proxy);
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };
@@ -276,7 +278,10 @@ impl Gateway {
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
                 let edge = |_| {
-                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc))
+                    let idle_max = descriptors.idle_per_core_max;
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
+                    let config = &config.ext_proc;
+                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, proxy))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);

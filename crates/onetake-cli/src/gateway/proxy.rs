@@ -13,9 +13,7 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use http_body::Body as _;
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tower_service::Service;
@@ -27,8 +25,8 @@ use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
-    UpstreamFailure,
+    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
+    RequestBody, UpstreamFailure,
 };
 
 use super::edge::{ConnectionPermit, Routed};
@@ -36,7 +34,7 @@ use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::Target;
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, Upstream, UpstreamBody, Upstreams};
+use super::upstream::{Census, Evidence, NoResponse, Upstream, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -46,26 +44,43 @@ const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 /// The body of a response: the upstream's, or one of the gateway itself.
 pub(super) type Body = Either<Held<UpstreamBody>, Full<Bytes>>;
 
-/// The service that forwards requests. Clones share their connections.
-#[derive(Clone)]
-pub(super) struct Proxy(Arc<Forwarder>);
+/// The service that forwards requests with bodies of one type. Clones share their connections.
+pub(super) struct Proxy<B: http_body::Body<Data = Bytes> + 'static>(Arc<Forwarder<B>>);
 
-struct Forwarder {
-    upstreams: Upstreams<RequestBody<Incoming>>,
+impl<B: http_body::Body<Data = Bytes> + 'static> Clone for Proxy<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct Forwarder<B: http_body::Body<Data = Bytes> + 'static> {
+    upstreams: Upstreams<RequestBody<B>>,
     clock: Arc<dyn Clock>,
 }
 
-impl Proxy {
+impl<B> Proxy<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
     /// that of HTTP/2 connections.
-    pub(super) fn new(connector: Connector, idle_max: usize, ping_interval: Duration) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock), ping_interval);
+    pub(super) fn new(
+        connector: Connector,
+        idle_max: usize,
+        ping_interval: Duration,
+        census: &Arc<Census>,
+    ) -> Self {
+        let (clock, census): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Arc::clone(census));
+        let now = Arc::clone(&clock);
+        let upstreams = Upstreams::new(connector, idle_max, now, ping_interval, census);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
 
-impl Service<Request<RequestBody<Incoming>>> for Proxy {
+impl<B> Service<Request<RequestBody<B>>> for Proxy<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -74,15 +89,18 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
+    fn call(&mut self, request: Request<RequestBody<B>>) -> Self::Future {
         let (forwarder, request) = (Arc::clone(&self.0), Box::new(request));
         Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
 
-impl Forwarder {
+impl<B> Forwarder<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     /// The request is boxed, because each future on its way would hold it.
-    async fn forward(&self, mut request: Box<Request<RequestBody<Incoming>>>) -> Response<Body> {
+    async fn forward(&self, mut request: Box<Request<RequestBody<B>>>) -> Response<Body> {
         let routed = request.extensions_mut().remove::<Routed>();
         let plan = routed.as_ref().map(|routed| &routed.plan);
         let context = OperationContext::of(request.extensions());
@@ -146,7 +164,7 @@ impl Forwarder {
     async fn send(
         &self,
         (upstream, gate): (&Target, usize),
-        request: Box<Request<RequestBody<Incoming>>>,
+        request: Box<Request<RequestBody<B>>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
@@ -216,7 +234,7 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
 /// allowed: after one to `h2c`, requests would pass through unchecked.
-fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
+fn websocket<B>(request: &mut Request<B>) -> Option<OnUpgrade> {
     let headers = request.headers();
     let wanted = has_word(headers, UPGRADE, "websocket")
         && has_word(headers, CONNECTION, "upgrade")
@@ -243,12 +261,10 @@ fn strip_but_trailer(headers: &mut HeaderMap) {
 }
 
 /// Rewrites the request for the upstream. Returns true if the client accepts trailers.
-fn address(
-    request: &mut Request<RequestBody<Incoming>>,
-    upstream: &Target,
-    is_plain: bool,
-    upgrade: bool,
-) -> bool {
+fn address<B>(request: &mut Request<B>, upstream: &Target, is_plain: bool, upgrade: bool) -> bool
+where
+    B: http_body::Body,
+{
     // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
     // one.
     let is_chunked =
@@ -341,13 +357,15 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hyper::body::Incoming;
 
     /// Each request copies this future to the heap, and holds it until its response is there.
     #[test]
     fn the_future_of_a_request_is_small() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, clock).unwrap();
-        let proxy = Proxy::new(connector, 1, Duration::from_secs(1));
+        let census = Census::new();
+        let proxy = Proxy::<Incoming>::new(connector, 1, Duration::from_secs(1), &census);
         let bytes = size_of_result(&|request| proxy.0.forward(request));
         assert!(bytes <= 1_800, "{bytes} bytes");
     }

@@ -12,6 +12,7 @@
 //! sent again, on another connection.
 
 mod body;
+mod census;
 mod http2;
 
 use std::future::{Future, poll_fn};
@@ -32,6 +33,7 @@ use onetake_http::BoxError;
 
 use super::tls::{Connector, Opening, Protocols, Stream};
 pub(super) use body::UpstreamBody;
+pub(super) use census::Census;
 use http2::{Failed, Http2, SendAgain};
 
 /// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
@@ -100,8 +102,9 @@ where
         idle_max: usize,
         clock: Arc<dyn Clock>,
         ping_interval: Duration,
+        census: Arc<Census>,
     ) -> Self {
-        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval);
+        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval, census);
         let connections =
             Mutex::new(Connections { of_upstream: Vec::new(), count: 0, is_watched: false });
         let idle = Idle { connections, max: idle_max, clock };
@@ -369,7 +372,7 @@ mod tests {
     fn upstreams() -> Upstreams<Full<Bytes>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-        Upstreams::new(connector, 8, clock, Duration::from_secs(360))
+        Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
     }
 
     impl SendAgain for Full<Bytes> {

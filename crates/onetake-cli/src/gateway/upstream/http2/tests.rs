@@ -36,7 +36,7 @@ where
 {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-    Upstreams::new(connector, 8, clock, Duration::from_secs(360))
+    Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
 }
 
 async fn listener() -> (TcpListener, Uri) {

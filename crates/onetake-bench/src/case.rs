@@ -19,6 +19,8 @@ pub(crate) enum Group {
     Grpc,
     Envoy,
     Growth,
+    /// Programs of others. They are left out unless they are asked for.
+    Peers,
 }
 
 impl Group {
@@ -29,6 +31,7 @@ impl Group {
             Self::Grpc => "grpc",
             Self::Envoy => "envoy",
             Self::Growth => "growth",
+            Self::Peers => "peers",
         }
     }
 }
@@ -150,6 +153,8 @@ pub(crate) enum Program {
     Envoy,
     /// Envoy with `onetake ext-proc` on a new embedded store.
     ExtProc,
+    /// A program of others.
+    Peer(Peer),
 }
 
 /// The store and the options of a gateway.
@@ -163,4 +168,13 @@ pub(crate) enum Setup {
     Filter,
     Redis,
     DynamoDb,
+}
+
+/// Idempotency middleware, or an engine for durable calls. Each is an API of its own, without an
+/// upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    ExpressIdempotency,
+    NodeIdempotency,
+    Restate,
 }

@@ -1,6 +1,8 @@
 //! The cases of the benchmark. The first contender is the one that the others are compared with.
 
-use crate::case::{Body, Case, Contender, Group, Keys, Measure, Program, Setup, Traffic, Wire};
+use crate::case::{
+    Body, Case, Contender, Group, Keys, Measure, Peer, Program, Setup, Traffic, Wire,
+};
 
 const EMBEDDED: Program = Program::Onetake(Setup::Embedded);
 
@@ -241,5 +243,33 @@ pub(crate) const CASES: &[Case] = &[
         group: Group::Growth,
         about: "new keys on stores with more and more live keys",
         measure: Measure::Growth,
+    },
+    Case {
+        name: "peers-fresh",
+        group: Group::Peers,
+        about: "new keys: the gateway on the embedded store, and programs of others",
+        measure: Measure::Load(
+            Traffic::SMALL,
+            &[
+                contender("onetake", EMBEDDED, Keys::Fresh),
+                contender("express", Program::Peer(Peer::ExpressIdempotency), Keys::Fresh),
+                contender("node", Program::Peer(Peer::NodeIdempotency), Keys::Fresh),
+                contender("restate", Program::Peer(Peer::Restate), Keys::Fresh),
+            ],
+        ),
+    },
+    Case {
+        name: "peers-replay",
+        group: Group::Peers,
+        about: "repeated keys: the gateway on the embedded store, and programs of others",
+        measure: Measure::Load(
+            Traffic::SMALL,
+            &[
+                contender("onetake", EMBEDDED, Keys::Repeated),
+                contender("express", Program::Peer(Peer::ExpressIdempotency), Keys::Repeated),
+                contender("node", Program::Peer(Peer::NodeIdempotency), Keys::Repeated),
+                contender("restate", Program::Peer(Peer::Restate), Keys::Repeated),
+            ],
+        ),
     },
 ];

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::case::Case;
+use crate::case::{Case, Group};
 use crate::cases::CASES;
 
 pub(crate) const USAGE: &str = "\
@@ -13,7 +13,8 @@ cargo xtask bench [options]
   --quick               one short round of each case, to see that it runs
   --binary FILE         the onetake binary (default: beside this program)
   --compare FILE        another onetake binary, measured beside it as `base`
-  --case NAME           a case or a group of cases; may be repeated (default: all)
+  --case NAME           a case or a group of cases; may be repeated (default: all but peers)
+  --peers               programs of others too; they are installed with npm
   --connections N,N…    (default: those of each case)
   --rate N              requests per second of all connections, in an open loop
   --rounds N            (default: 5)
@@ -51,6 +52,7 @@ impl Options {
             keys: Vec::new(),
             json: None,
         };
+        let mut peers = Vec::new();
         let mut arguments = arguments.iter().copied();
         while let Some(name) = arguments.next() {
             if name == "--quick" {
@@ -58,12 +60,18 @@ impl Options {
                 options.is_quick = true;
                 continue;
             }
+            if name == "--peers" {
+                peers.extend(CASES.iter().filter(|case| case.group == Group::Peers));
+                continue;
+            }
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
             options.set(name, value)?;
         }
         if options.cases.is_empty() {
-            options.cases = CASES.iter().collect();
+            let is_ours = |case: &&Case| case.group != Group::Peers;
+            options.cases = CASES.iter().filter(is_ours).collect();
         }
+        options.cases.extend(peers);
         if options.keys.is_empty() {
             options.keys =
                 if options.is_quick { vec![1_000, 10_000] } else { vec![100_000, 1_000_000] };
@@ -123,6 +131,8 @@ mod tests {
         assert_eq!(names(&["--case", "fresh", "--case", "tls"]), ["fresh", "tls"]);
         assert_eq!(names(&["--case", "grpc"]), ["grpc", "grpc-keyed"]);
         assert!(names(&[]).len() > 10);
+        assert!(!names(&[]).contains(&"peers-fresh"));
+        assert!(names(&["--peers"]).contains(&"peers-fresh"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::case::{Case, Contender, Keys, Measure, Traffic};
-use crate::load::{Answers, Load};
+use crate::load::Load;
 use crate::options::Options;
 use crate::report::{Report, Round, Section};
 use crate::special;
@@ -97,6 +97,7 @@ impl Rounds<'_> {
             wire: self.traffic.wire,
             certificate: Some(Arc::clone(&self.stage.certificate)),
             body: self.traffic.body,
+            path: target.path,
             keys,
             answers: target.answers,
             connections: self.connections,
@@ -109,10 +110,7 @@ impl Rounds<'_> {
 
 /// Runs a load on a target, and checks the number of runs at the upstream.
 pub(crate) fn measure(target: &Target, load: Load, upstream: &Target) -> io::Result<Round> {
-    let counts_at = match load.answers {
-        Answers::RecordsUnmarked => target.address,
-        _ => upstream.address,
-    };
+    let counts_at = target.counts_at.unwrap_or(upstream.address);
     let (runs, before) = (runs_at(counts_at)?, target.usage());
     let measured =
         load.run().map_err(|error| io::Error::other(format!("{}: {error}", target.name)))?;

@@ -23,10 +23,10 @@ const RESPONSE: &[u8] = b"HTTP/1.1 201 Created\r\ncontent-type: application/json
 const WARM_UP: usize = 300;
 const REQUESTS: usize = 1_000;
 
-/// The most allocations of one request: about a quarter more than were counted.
-const PASS_THROUGH_MAX: f64 = 1.0;
-const FRESH_MAX: f64 = 1.0;
-const REPLAY_MAX: f64 = 1.0;
+/// The most allocations of one request. Counted in November 2026: 40, 163 and 61.
+const PASS_THROUGH_MAX: f64 = 46.0;
+const FRESH_MAX: f64 = 185.0;
+const REPLAY_MAX: f64 = 70.0;
 
 /// One test, because the allocator counts for the whole process.
 #[test]

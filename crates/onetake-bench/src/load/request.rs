@@ -63,6 +63,12 @@ impl Template {
         }
     }
 
+    /// Returns the template with another path, if there is one.
+    pub(crate) fn at(self, path: Option<&str>) -> Self {
+        let path = path.map_or_else(|| self.path.clone(), str::to_owned);
+        Self { path, ..self }
+    }
+
     /// Returns a request that the upstream answers after this many milliseconds.
     pub(crate) fn slow(to: SocketAddr, millis: u128) -> Self {
         Self {

@@ -75,7 +75,9 @@ impl OpenLoop {
         let seconds = |count: usize| Duration::from_secs_f64(count as f64 / rate);
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         // Timers of the runtime are a millisecond apart. That is more than most latencies.
-        let timer = AsyncFd::new(timerfd_create(TimerfdClockId::Monotonic, flags)?)?;
+        let timer = timerfd_create(TimerfdClockId::Monotonic, flags)?;
+        #[expect(deprecated, reason = "sound for an OwnedFd; the other way needs `unsafe`")]
+        let timer = AsyncFd::new(timer)?;
         Ok(Self { first: seconds(connection), every: seconds(connections), timer, sent: 0 })
     }
 

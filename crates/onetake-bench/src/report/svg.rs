@@ -12,6 +12,8 @@ const RIGHT: f64 = 300.0;
 const BAR: f64 = 14.0;
 const STEP: f64 = 20.0;
 const TITLE: f64 = 30.0;
+const COLOUR: &str = "#1f77b4";
+const FIRST_COLOUR: &str = "#9aa5b1";
 /// A longer bar is cut off.
 const RATIO_MAX: f64 = 2.5;
 
@@ -46,16 +48,15 @@ fn chart(shapes: &mut String, section: &Section, top: f64) -> f64 {
         shapes,
         "<text x=\"10\" y=\"{title}\" font-weight=\"bold\">{case}, {connections} connections</text>"
     );
-    for row in section.rows() {
-        bar(shapes, &row, y);
+    for (place, row) in section.rows().iter().enumerate() {
+        bar(shapes, row, if place == 0 { FIRST_COLOUR } else { COLOUR }, y);
         y += STEP;
     }
     y
 }
 
-fn bar(shapes: &mut String, row: &Row, y: f64) {
+fn bar(shapes: &mut String, row: &Row, colour: &str, y: f64) {
     let ratio = row.throughput;
-    let colour = if row.program.contains("onetake") { "#1f77b4" } else { "#9aa5b1" };
     let (end, low, high) = (x(ratio.median), x(ratio.low), x(ratio.high));
     let (width, middle, text) = (end - LEFT, y + BAR / 2.0, y + BAR - 3.0);
     let (name, figures) = (LEFT - 8.0, WIDTH - RIGHT + 10.0);

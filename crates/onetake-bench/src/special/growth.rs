@@ -10,7 +10,7 @@ use crate::case::{Keys, Traffic};
 use crate::options::Options;
 use crate::programs::fill;
 use crate::report::Section;
-use crate::run::Rounds;
+use crate::run::{Rounds, runs_at};
 use crate::target::Stage;
 
 /// Fills a store with each number of keys, starts a gateway on each, and compares them.
@@ -31,11 +31,13 @@ pub(crate) fn growth(
         let gateway = stage.on_folder(folder)?;
         let began = SystemClock.monotonic();
         let target = stage.start_gateway(&name, gateway)?;
+        // Any request that passes through.
+        let _runs = runs_at(target.address)?;
         let start = SystemClock.monotonic() - began;
         let record = filled.record_bytes as f64;
         facts.extend([
             fact(&name, "seconds to fill", took.as_secs_f64()),
-            fact(&name, "seconds until the gateway listens", start.as_secs_f64()),
+            fact(&name, "seconds until the gateway answers", start.as_secs_f64()),
             fact(&name, "bytes of a record", record),
             fact(&name, "bytes on disk per key", on_disk),
             fact(&name, "bytes on disk per byte of a record", on_disk / record),

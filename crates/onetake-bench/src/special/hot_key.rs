@@ -74,6 +74,7 @@ impl HotKey {
             wire: Wire::Http1,
             certificate: None,
             body: Body::Small,
+            path: None,
             keys: Keys::Fresh,
             answers: Answers::Records,
             connections: CONNECTIONS,

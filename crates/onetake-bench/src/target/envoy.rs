@@ -51,7 +51,7 @@ impl Stage {
             return Ok(None);
         };
         envoy.processes.extend(&processor.processes);
-        envoy._held.push(Box::new(processor));
+        envoy.held.push(Box::new(processor));
         Ok(Some(envoy))
     }
 

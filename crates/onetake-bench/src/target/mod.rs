@@ -3,6 +3,7 @@
 mod envoy;
 mod nginx;
 mod onetake;
+mod peers;
 mod servers;
 
 use std::any::Any;
@@ -29,8 +30,12 @@ pub(crate) struct Target {
     pub(crate) answers: Answers,
     /// The processes whose cost is measured.
     pub(crate) processes: Vec<u32>,
+    /// The path of requests, if it is not that of the upstream.
+    pub(crate) path: Option<&'static str>,
+    /// The address that counts runs, if it is not the upstream's.
+    pub(crate) counts_at: Option<SocketAddr>,
     /// Ends the processes and removes their files on drop.
-    _held: Vec<Box<dyn Any>>,
+    held: Vec<Box<dyn Any>>,
 }
 
 impl Target {
@@ -55,7 +60,9 @@ impl Target {
             address,
             answers,
             processes: vec![child.pid()],
-            _held: vec![Box::new(child), Box::new(folder)],
+            path: None,
+            counts_at: None,
+            held: vec![Box::new(child), Box::new(folder)],
         })
     }
 
@@ -118,6 +125,7 @@ impl Stage {
             Program::SqlPattern => self.sql_pattern()?,
             Program::Envoy => self.envoy()?,
             Program::ExtProc => self.ext_proc()?,
+            Program::Peer(peer) => self.peer(peer)?,
             Program::Onetake(setup) => {
                 let Some(gateway) = self.gateway(setup, traffic.wire)? else {
                     return Ok(Vec::new());

@@ -2,7 +2,7 @@
 //!
 //! Gateway, upstream and client are in this process. The upstream and the client allocate nothing
 //! for a request, so all counted allocations are the gateway's.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::alloc::System;
 use std::io::{Read, Write};

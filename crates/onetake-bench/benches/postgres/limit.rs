@@ -104,42 +104,46 @@ impl Arguments {
         ids.sort();
         let attempts: Vec<Vec<u8>> = (0..batch).map(|_| random()).collect();
         let (shift, manner, until) = (0_i64, 0_i16, i64::MAX);
-        let claimed = client.query(
-            claim,
-            &[
-                &shift,
-                &LOCK_WAIT,
-                &0_i64,
-                &until,
-                &manner,
-                &ids,
-                &attempts,
-                &self.fingerprints,
-                &self.ttls,
-                &self.leases,
-                &self.leases,
-                &self.numbers,
-                &self.empty,
-            ],
-        );
-        assert_eq!(claimed.await.unwrap().len(), 1, "all are granted");
-        let settled = client.query(
-            settle,
-            &[
-                &shift,
-                &LOCK_WAIT,
-                &0_i64,
-                &until,
-                &ids,
-                &attempts,
-                &self.completes,
-                &self.empty,
-                &self.bodies,
-                &self.no_bytes,
-                &self.no_bytes,
-                &self.no_numbers,
-            ],
-        );
-        assert_eq!(settled.await.unwrap().len(), batch, "all are settled");
+        let claimed = client
+            .query(
+                claim,
+                &[
+                    &shift,
+                    &LOCK_WAIT,
+                    &0_i64,
+                    &until,
+                    &manner,
+                    &ids,
+                    &attempts,
+                    &self.fingerprints,
+                    &self.ttls,
+                    &self.leases,
+                    &self.leases,
+                    &self.numbers,
+                    &self.empty,
+                ],
+            )
+            .await;
+        assert_eq!(claimed.unwrap().len(), 1, "all are granted");
+        let settled = client
+            .query(
+                settle,
+                &[
+                    &shift,
+                    &LOCK_WAIT,
+                    &0_i64,
+                    &until,
+                    &ids,
+                    &attempts,
+                    &self.completes,
+                    &self.empty,
+                    &self.bodies,
+                    &self.no_bytes,
+                    &self.no_bytes,
+                    &self.no_numbers,
+                ],
+            )
+            .await;
+        assert_eq!(settled.unwrap().len(), batch, "all are settled");
     }
 }

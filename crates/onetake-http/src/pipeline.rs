@@ -162,6 +162,7 @@ mod tests {
     use super::*;
     use crate::layer::OnetakeLayer;
     use crate::policy::Policy;
+    use crate::routes::Routes;
     use http_body_util::Full;
     use onetake_core::{Engine, MemoryStore};
     use std::convert::Infallible;
@@ -182,6 +183,49 @@ mod tests {
 
         fn call(&mut self, _: Request<RequestBody<Full<Bytes>>>) -> Self::Future {
             ready(Ok(Response::new(Full::default())))
+        }
+    }
+
+    /// The short way of requests that no policy concerns must lead where the long way leads.
+    #[tokio::test]
+    async fn a_request_passes_through_only_if_no_step_would_stop_it() {
+        let json = || Policy::new().tenant("public").key_from(KeySource::json("/id"));
+        let wait = std::time::Duration::ZERO;
+        let policies = [
+            ("optional key", Policy::new(), true),
+            ("required key", Policy::new().key_required(), false),
+            ("key in the body", json(), false),
+            (
+                "key in a header",
+                Policy::new().tenant("public").key_from(KeySource::header("x-id")),
+                false,
+            ),
+            ("202", Policy::new().in_flight(InFlight::Async(wait)), false),
+        ];
+        for (name, policy, passes) in policies {
+            let engine = Engine::new(Arc::new(MemoryStore::new()));
+            let routes = Routes::new().route("POST /", policy);
+            let layer = OnetakeLayer::builder(engine).routes(routes).build();
+            let shared = layer.unwrap().endpoints().shared;
+            for (method, key, expected) in [
+                ("POST", None, passes),
+                ("POST", Some("idempotency-key"), false),
+                ("POST", Some("x-idempotency-key"), false),
+                ("GET", None, true),
+            ] {
+                let mut request = Request::builder().method(method).uri("/");
+                if let Some(key) = key {
+                    request = request.header(key, "a-key-that-is-long-enough");
+                }
+                let request = request.body(Full::<Bytes>::default()).unwrap();
+                let (parts, body) = request.into_parts();
+                let at_once = passes_through(&shared, &parts);
+                assert_eq!(at_once, expected, "{name}: {method} {key:?}");
+                let trace = Trace::begin(&parts.method);
+                let next = decide(&shared, Box::new(parts), body, &trace).await;
+                let passes = matches!(next, Ok(NextStep::PassOn(..)));
+                assert!(passes || !at_once, "{name}: {method} {key:?}");
+            }
         }
     }
 

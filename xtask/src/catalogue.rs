@@ -94,6 +94,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     program("onetake-stores", "dynamodb", "DynamoDB: conformance, network faults", "DynamoDB")
         .mostly_waits(),
     program(
+        "onetake-bench",
+        "cost_per_request",
+        "Ceilings of the allocations of a request through the gateway",
+        "",
+    ),
+    program(
         "onetake-sim",
         "model",
         "The exhaustive model: invariants in every state, wrong decisions, deliberate bugs",

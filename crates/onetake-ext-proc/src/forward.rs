@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use onetake_core::{Cause, Reference};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
@@ -16,7 +17,7 @@ use tower_service::Service;
 
 use crate::body::EnvoyBody;
 use crate::counters::Counters;
-use crate::exchange::{Exchange, StreamEnded};
+use crate::exchange::{Exchange, ResponseHead, StreamEnded};
 use crate::headers::{difference, forbid_retries, remove_envoys_own, response_head};
 use crate::messages::{HttpHeaders, ProcessingRequest};
 use crate::origin::{Evidence, Origin, evidence};
@@ -56,15 +57,16 @@ impl Service<Request<RequestBody<EnvoyBody>>> for Forward {
 
     fn call(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
         let counters = Arc::clone(&self.0);
-        Box::pin(async move { Ok(forward(&counters, &request).await) })
+        Box::pin(async move { Ok(forward(&counters, request).await) })
     }
 }
 
 async fn forward(
     counters: &Counters,
-    request: &Request<RequestBody<EnvoyBody>>,
+    request: Request<RequestBody<EnvoyBody>>,
 ) -> Response<EnvoyBody> {
-    let extensions = request.extensions();
+    let (parts, body) = request.into_parts();
+    let extensions = &parts.extensions;
     let context = OperationContext::of(extensions);
     let asked = Asked {
         reference: context.and_then(|context| context.attempt()).map(|it| it.id.reference()),
@@ -73,16 +75,30 @@ async fn forward(
     let Some(exchange) = extensions.get::<Arc<Exchange>>() else {
         return asked.failed(UpstreamFailure::NotSent);
     };
-    let mut mutation = difference(&exchange.request_headers, request.headers());
+    let taken = match exchange.has_taken_request() {
+        true => match body.collect().await {
+            Ok(body) => Some((body.trailers().is_some(), body.to_bytes())),
+            Err(StreamEnded) => return asked.failed(UpstreamFailure::NotSent),
+        },
+        false => None,
+    };
+    let mut mutation = difference(&exchange.request_headers, &parts.headers);
     if context.and_then(|context| context.key()).is_none() {
         let mut response = Response::new(EnvoyBody::empty());
         response.extensions_mut().insert(PassedOn);
         // If Envoy has left, there is no client to answer.
-        let _left = exchange.pass_on(mutation);
+        let _left = match taken {
+            Some((trailers, body)) => exchange.give_back(mutation, &body, trailers, false),
+            None => exchange.pass_on(mutation),
+        };
         return response;
     }
     forbid_retries(&mut mutation);
-    if exchange.forward(mutation).is_err() {
+    let forwarded = match taken {
+        Some((trailers, body)) => exchange.give_back(mutation, &body, trailers, true),
+        None => exchange.forward(mutation),
+    };
+    if forwarded.is_err() {
         return asked.failed(UpstreamFailure::NotSent);
     }
     match exchange.response().await {
@@ -128,7 +144,8 @@ impl Asked {
         let Ok((status, headers)) = response_head(head) else {
             return self.failed(UpstreamFailure::Interrupted);
         };
-        exchange.keep_response_headers(headers.clone());
+        let is_all = head.end_of_stream;
+        exchange.keep_response(ResponseHead { headers: headers.clone(), is_all });
         let mut response =
             Response::new(EnvoyBody::of_response(exchange, &headers, head.end_of_stream));
         *response.status_mut() = status;

@@ -86,7 +86,8 @@ pub async fn until(what: &str, mut ready: impl AsyncFnMut() -> bool) {
 
 /// Returns the folder in which `cargo xtask test` installs tools that the system's package manager
 /// does not have.
-fn tools() -> PathBuf {
+#[must_use]
+pub fn tools() -> PathBuf {
     std::env::var_os("ONETAKE_TOOLS").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools")),
         PathBuf::from,

@@ -15,8 +15,8 @@
 //! Strings are equal if their characters are equal after unescaping. There is no Unicode
 //! normalization: `é` as one character differs from `é` as two. Time is linear in the size of the
 //! body (times the logarithm of the number of members of an object). While a body is read, it takes
-//! at most about ten times its size in memory, and twice its size if it has ordinary values. Only
-//! bodies of one-digit numbers take that much.
+//! about four times its size in memory if it has ordinary values. Only bodies of one-digit numbers
+//! take up to twenty times their size.
 
 mod document;
 mod encode;

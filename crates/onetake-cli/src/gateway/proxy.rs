@@ -385,7 +385,12 @@ mod tests {
     fn the_future_of_a_request_is_small() {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, clock).unwrap();
-        let proxy = Proxy::new(connector, 1, Duration::from_secs(1));
+        let proxy = Proxy::<hyper::body::Incoming>::new(
+            connector,
+            1,
+            Duration::from_secs(1),
+            &Census::new(),
+        );
         let bytes = size_of_result(&|request| proxy.0.forward(request));
         assert!(bytes <= 1_800, "{bytes} bytes");
     }

@@ -70,11 +70,11 @@ impl Service<http::Request<Body>> for Payments {
 }
 
 /// Serves the service behind the layer, on a free port.
-async fn serve(store: Arc<dyn Store>, payments: Payments) -> SocketAddr {
+async fn serve(store: Arc<dyn Store>, payments: Payments, lease: Duration) -> SocketAddr {
     let housekeeping =
         Housekeeping { reap_interval: Duration::from_millis(50), ..Housekeeping::default() };
     let engine = Engine::builder(store).housekeeping(housekeeping).build();
-    let policy = || Policy::new().tenant("credential").lease(LEASE).grace(GRACE);
+    let policy = || Policy::new().tenant("credential").lease(lease).grace(GRACE);
     let waiting = policy().in_flight(InFlight::Wait(Duration::from_secs(60)));
     let routes = Routes::new()
         .route("grpc billing.v1.Payments/Hold", waiting)
@@ -91,7 +91,10 @@ async fn serve(store: Arc<dyn Store>, payments: Payments) -> SocketAddr {
 /// Runs the cases on a store.
 pub(crate) async fn cases_on(store: Arc<dyn Store>) {
     let service = GrpcService::without_listener();
-    let address = serve(store, Payments { service: service.clone(), runs: None }).await;
+    // Long enough for a machine that stalls: nothing is killed here.
+    let lease = Duration::from_secs(30);
+    let payments = Payments { service: service.clone(), runs: None };
+    let address = serve(store, payments, lease).await;
     let client = GrpcClient::connect(address).await.unwrap();
     cases::run(&Calls { client, service }, BrokenResponse::Error).await;
 }
@@ -103,7 +106,7 @@ async fn victim() {
     let folder = PathBuf::from(folder);
     let payments =
         Payments { service: GrpcService::without_listener(), runs: Some(folder.join("runs")) };
-    let address = serve(super::open_store(&store).await, payments).await;
+    let address = serve(super::open_store(&store).await, payments, LEASE).await;
     std::fs::write(folder.join("unfinished"), address.to_string()).unwrap();
     std::fs::rename(folder.join("unfinished"), folder.join("address")).unwrap();
     std::future::pending::<()>().await;

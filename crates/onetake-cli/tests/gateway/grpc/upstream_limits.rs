@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use onetake_sim::client::Client;
 use onetake_sim::grpc::cases::until;
 use onetake_sim::grpc::service::GrpcService;
+use onetake_sim::servers::until as until_async;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -32,6 +33,10 @@ async fn calls_beyond_the_limit_of_connections_are_refused_and_counted() {
         let key = format!("grpc-beyond-the-limit-{nth:03}");
         held.push(tokio::spawn(world.call("Hold").key(&key).send()));
         until("it runs", || service.runs(&key) == 1).await;
+        // The gateway has read how many streams this connection allows.
+        let allowed =
+            async || metric(&world, "onetake_upstream_http2_streams_allowed", upstream).await;
+        until_async("the limit is known", async || allowed().await == nth + 1).await;
     }
     let key = "grpc-beyond-the-limit-last";
     let refused = world.call("Charge").key(key).send().await.unwrap();

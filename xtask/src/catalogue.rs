@@ -148,8 +148,9 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     program(
         "onetake-cli",
         "spellings",
-        "Spellings of a path that frameworks take for a route: nothing runs without its key",
-        "Express, Flask, FastAPI, Django, nginx",
+        "Spellings of a path that frameworks take for a route: nothing runs without its key. Raw HTTP/1 \
+         and HTTP/2, compared with other proxies",
+        "Express, Flask, FastAPI, Django, nginx, HAProxy",
     ),
     program(
         "onetake-cli",

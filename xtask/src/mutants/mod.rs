@@ -22,9 +22,9 @@ use table::Score;
 
 /// The usage message.
 pub(crate) const USAGE: &str =
-    "cargo xtask mutants [--scope NAME]... [--only TEXT] [--shard K/N] [--short | --list]
+    "cargo xtask mutants [--scope NAME]... [--only TEXT]... [--shard K/N] [--short | --list]
     --scope     decide, journal, engine, jobs, http, stores, sql or lua; all of them if none is named
-    --only      the mutants whose names have this text
+    --only      the mutants whose names have this text, or one of several texts
     --shard     every N-th mutant alone, from the K-th on: 0/4, 1/4, 2/4, 3/4
     --short     check the arguments, and test a fixed sample of SQL mutants
     --list      print the mutants of the scopes";
@@ -35,9 +35,16 @@ pub(crate) struct Options {
     root: PathBuf,
     tools: PathBuf,
     scopes: Vec<&'static Scope>,
-    only: String,
+    only: Vec<String>,
     shard: Option<String>,
     form: Form,
+}
+
+impl Options {
+    /// True if the mutant of this name is selected by `--only`.
+    fn is_chosen(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|text| name.contains(text))
+    }
 }
 
 /// The forms of a run.
@@ -90,7 +97,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         root: root.to_owned(),
         tools: crate::install::tools(),
         scopes: Vec::new(),
-        only: String::new(),
+        only: Vec::new(),
         shard: None,
         form: Form::Long,
     };
@@ -98,7 +105,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         match argument.as_str() {
             "--short" => options.form = Form::Short,
             "--list" => options.form = Form::List,
-            "--only" => options.only = arguments.next().ok_or("--only needs a text")?,
+            "--only" => options.only.push(arguments.next().ok_or("--only needs a text")?),
             "--shard" => {
                 let shard = arguments.next().filter(|shard| text::part(shard).is_some());
                 options.shard = Some(shard.ok_or("--shard needs K/N with K below N")?);
@@ -189,6 +196,9 @@ mod tests {
         let some = asked("--scope lua --scope decide --shard 1/4").unwrap();
         let names: Vec<_> = some.scopes.iter().map(|scope| scope.name).collect();
         assert_eq!((names, some.shard.as_deref()), (vec!["lua", "decide"], Some("1/4")));
+        let some = asked("--only batch.rs --only lease.rs").unwrap();
+        let chosen = ["a/batch.rs: x", "a/lease.rs: x", "a/run.rs: x"].map(|it| some.is_chosen(it));
+        assert_eq!((chosen, all.is_chosen("a/run.rs: x")), ([true, true, false], true));
         for bad in ["--scope cobol", "--shard 4/4", "--shard", "--fast"] {
             assert!(asked(bad).is_err(), "{bad}");
         }

@@ -100,7 +100,7 @@ pub(crate) fn run(
     let program = install(&options.tools)?;
     let mut wanted = entries(&program, &options.root, files, except)?;
     let listed = named(&wanted);
-    wanted.retain(|entry| name(entry).is_some_and(|name| name.contains(&options.only)));
+    wanted.retain(|entry| name(entry).is_some_and(|name| options.is_chosen(name)));
     let shard = options.shard.as_deref().and_then(super::text::part);
     let mut number = 0;
     wanted.retain(|_| {

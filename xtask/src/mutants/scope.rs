@@ -20,7 +20,7 @@ pub(crate) enum MutantKind {
     Rust {
         /// The files, as globs from the root.
         files: &'static [&'static str],
-        /// Files among them that belong to another scope.
+        /// Files among them that belong to another scope, or that are test code.
         except: &'static [&'static str],
         /// Test runs, the fastest first. A run gets the survivors of the run before it.
         stages: &'static [Stage],
@@ -61,13 +61,25 @@ impl Stage {
 }
 
 /// Unit tests and conformance on the memory store.
-const CORE: Stage = Stage::of(&["onetake-core"], &["--lib", "--tests"]);
+const CORE: Stage = Stage::of(&["onetake-core"], &["--lib", "--test", "engine"]);
 
 /// The simulation.
 const SIMULATION: Stage = Stage::of(&["onetake-sim"], &["--test", "simulation"]);
 
 /// Tests of the HTTP layer.
-const HTTP: Stage = Stage::of(&["onetake-http"], &["--lib", "--tests"]);
+const HTTP: Stage = Stage::of(&["onetake-http"], &["--lib", "--test", "layer"]);
+
+/// The test programs of the stores.
+const STORES_PROGRAMS: &[&str] = &[
+    "--test=differential",
+    "--test=dynamodb",
+    "--test=embedded",
+    "--test=postgres",
+    "--test=power_loss",
+    "--test=redis",
+    "--test=redis_filter",
+    "--test=sqlite",
+];
 
 /// Every scope, in the order in which they run.
 pub(crate) const SCOPES: &[Scope] = &[
@@ -88,7 +100,7 @@ pub(crate) const SCOPES: &[Scope] = &[
                 "crates/onetake-core/src/engine/journal.rs",
                 "crates/onetake-stores/src/journal/*.rs",
             ],
-            except: &[],
+            except: &["crates/onetake-stores/src/journal/fuzzing.rs"],
             stages: &[
                 Stage::of(&["onetake-core", "onetake-stores"], &["--lib"]),
                 CORE,
@@ -122,7 +134,7 @@ pub(crate) const SCOPES: &[Scope] = &[
         is_strict: false,
         kind: MutantKind::Rust {
             files: &["crates/onetake-http/src/**/*.rs"],
-            except: &[],
+            except: &["crates/onetake-http/src/fuzzing/**/*.rs"],
             stages: &[HTTP],
         },
     },
@@ -131,10 +143,13 @@ pub(crate) const SCOPES: &[Scope] = &[
         is_strict: false,
         kind: MutantKind::Rust {
             files: &["crates/onetake-stores/src/**/*.rs"],
-            except: &["crates/onetake-stores/src/journal/*.rs"],
+            except: &[
+                "crates/onetake-stores/src/journal/*.rs",
+                "crates/onetake-stores/src/**/fuzzing.rs",
+            ],
             stages: &[
                 Stage::of(&["onetake-stores"], &["--lib"]),
-                Stage::of(&["onetake-stores"], &["--tests"]).with_servers(),
+                Stage::of(&["onetake-stores"], STORES_PROGRAMS).with_servers(),
             ],
         },
     },

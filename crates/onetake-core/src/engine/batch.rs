@@ -491,6 +491,35 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_eager_lane_leaves_no_item_behind_a_full_batch() {
+        let (lane, gate, seen) = gated_with(1, usize::MAX);
+        gate.add_permits(2);
+        let mut first = Box::pin(lane.write(renew(1)));
+        assert!(futures_util::poll!(&mut first).is_pending(), "it gathers items");
+        // This item starts no writer, because the first one is about to write.
+        let second = lane.submit(renew(2));
+        assert_eq!(lane.shared.lock().writers, 1);
+        assert_eq!(first.await.unwrap(), 1);
+        assert_eq!(second.await.unwrap(), 2);
+        assert_eq!(*seen.lock().unwrap(), [vec![1], vec![2]]);
+    }
+
+    #[tokio::test]
+    async fn an_eager_lane_starts_no_second_task_for_the_same_items() {
+        let (lane, gate, _) = gated_with(8, usize::MAX);
+        let mut first = Box::pin(lane.write(renew(1)));
+        while lane.shared.lock().writing == 0 {
+            assert!(futures_util::poll!(&mut first).is_pending());
+        }
+        // This item gets a writer of its own, which does not run yet: this test does not yield.
+        let second = lane.submit(renew(2));
+        gate.add_permits(2);
+        assert!(futures_util::poll!(&mut first).is_ready());
+        assert_eq!(lane.shared.tasks.traffic().tasks, 1);
+        assert_eq!(second.await.unwrap(), 2);
+    }
+
+    #[tokio::test]
     async fn each_thread_gathers_its_own_items() {
         let (_, gate, seen) = gated(1);
         let runtime = Handle::current();

@@ -181,18 +181,19 @@ async fn no_write_or_read_has_more_items_than_it_may() {
 
 #[tokio::test]
 async fn no_more_writes_are_under_way_than_may_be() {
-    for writers_max in [1, 3] {
+    // The limit does not apply to several lanes.
+    for (writers_max, lanes, expected) in [(1, 1, 1), (3, 1, 3), (1, 2, 9)] {
         let (clock, memory) = memory();
         let store = Counting::around(&memory);
-        let limits = Limits { batch_items_max: 1, writers_max, ..Limits::default() };
+        let limits = Limits { batch_items_max: 1, writers_max, lanes, ..Limits::default() };
         let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, limits);
         store.gate.forget_permits(Semaphore::MAX_PERMITS);
-        let claiming: Vec<_> = (0..9)
-            .map(|number| {
-                let (engine, asked) = (engine.clone(), operation(&format!("key {number}")));
-                tokio::spawn(async move { engine.begin(&asked).await })
-            })
-            .collect();
+        let mut claiming = Vec::new();
+        for number in 0..9 {
+            let (engine, asked) = (engine.clone(), operation(&format!("key {number}")));
+            claiming.push(tokio::spawn(async move { engine.begin(&asked).await }));
+            settle_down().await;
+        }
         for _ in 0..10 {
             settle_down().await;
             clock.advance(Duration::from_millis(10));
@@ -201,7 +202,7 @@ async fn no_more_writes_are_under_way_than_may_be() {
         for claimed in join_all(claiming).await {
             claimed.unwrap().unwrap();
         }
-        assert_eq!(store.under_way_max.load(Ordering::SeqCst), writers_max);
+        assert_eq!(store.under_way_max.load(Ordering::SeqCst), expected, "{limits:?}");
     }
 }
 

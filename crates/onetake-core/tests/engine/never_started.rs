@@ -75,3 +75,37 @@ async fn a_waiter_runs_after_an_attempt_that_never_started() {
     drop(lease.complete(onetake_core::Recording::new("done")).await);
     assert!(is_mismatch(&begin(&engine, &other_payload("waiter")).await));
 }
+
+/// Callers that count new keys need the record, to count each key once.
+#[tokio::test]
+async fn an_attempt_that_never_started_keeps_its_payload_if_the_caller_wants_it() {
+    let (clock, store) = memory();
+    let engine = engine_on(store, &clock, Limits::default());
+    let pay = operation("counted").keeping_untried();
+    let Begin::Run(lease) = begin(&engine, &pay).await else { panic!("it runs") };
+    drop(lease);
+    settle_down().await;
+    assert!(is_mismatch(&begin(&engine, &other_payload("counted")).await));
+    assert!(matches!(begin(&engine, &pay).await, Begin::Run(_)));
+}
+
+/// A caller with a wrong password does not block the key for the right payload.
+#[tokio::test]
+async fn a_disowned_attempt_leaves_no_payload_only_if_it_is_released() {
+    let (clock, store) = memory();
+    let engine = engine_on(store, &clock, Limits::default());
+    for (key, releases) in [("released", true), ("unknown", false)] {
+        let pay = operation(key).keeping_untried();
+        let Begin::Run(lease) = begin(&engine, &pay).await else { panic!("it runs") };
+        lease.start().unwrap();
+        lease.disown();
+        if releases {
+            drop(lease.release().await);
+        } else {
+            drop(lease.unknown(Cause::TimedOut).await);
+        }
+        let other = begin(&engine, &other_payload(key)).await;
+        assert_eq!(matches!(other, Begin::Run(_)), releases, "{other:?}");
+        assert_eq!(is_mismatch(&other), !releases, "{other:?}");
+    }
+}

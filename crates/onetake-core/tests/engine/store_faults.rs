@@ -457,3 +457,22 @@ async fn a_claim_that_was_taken_for_lost_work_is_an_error_and_is_released() {
     let record = memory.load(vec![asked.id]).await.remove(0).unwrap().unwrap();
     assert!(matches!(record.state, State::Released { .. }), "{record:?}");
 }
+
+/// A key in the cache and a key that is under way are known without the store.
+#[tokio::test]
+async fn a_key_of_this_process_is_known_while_the_store_is_unreachable() {
+    let (clock, store) = Failing::new();
+    let engine = store.engine(&clock, Limits::default());
+    let (done, running, absent) = (operation("done"), operation("running"), operation("absent"));
+    let complete = async |_| Verdict::Complete(Recording::new("paid"));
+    engine.run(done.clone(), complete).await.unwrap();
+    let Begin::Run(lease) = engine.begin(&running).await.unwrap() else { panic!() };
+    assert!(!engine.is_known(&absent).await.unwrap());
+    *store.load_error.lock().unwrap() = Some(StoreErrorKind::Unavailable);
+    assert!(engine.is_known(&done).await.unwrap());
+    assert!(engine.is_known(&running).await.unwrap());
+    assert!(engine.is_known(&absent).await.is_err());
+    let under_way = [&done, &running, &absent].map(|asked| engine.is_under_way(asked.id));
+    assert_eq!(under_way, [false, true, false]);
+    drop(lease);
+}

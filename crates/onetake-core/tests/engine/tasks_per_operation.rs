@@ -47,6 +47,18 @@ async fn a_fresh_operation_takes_one_task_and_a_replay_none() {
 }
 
 #[tokio::test]
+async fn an_operation_in_its_callers_task_takes_none() {
+    let engine = Engine::builder(Arc::new(MemoryStore::new())).run_in_callers_task().build();
+    tokio::task::yield_now().await;
+    let before = engine.traffic();
+    let done = || Verdict::Complete(Recording::new("paid"));
+    let ran = engine.run(operation("a"), async move |_| done()).await.unwrap();
+    assert!(matches!(ran, Outcome::Ran(Settling::Recorded(_))));
+    // One message: the first lease of an idle engine wakes the task that renews leases.
+    assert_eq!(since(&engine, before), (0, 1));
+}
+
+#[tokio::test]
 async fn whoever_joins_a_running_operation_takes_no_task() {
     let engine = engine();
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };

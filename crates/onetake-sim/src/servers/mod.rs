@@ -33,7 +33,7 @@ use onetake_core::{Clock, SystemClock};
 pub use balancers::{BalancedNode, Balancer, BalancerServer};
 pub use child::Child;
 pub use dynamo::Dynamo;
-pub use frameworks::{Framework, FrameworkServer, NginxProxy};
+pub use frameworks::{Framework, FrameworkServer};
 pub use grpc::GrpcRuntime;
 pub use interpreters::{Interpreter, interpreter};
 pub use nats::Nats;

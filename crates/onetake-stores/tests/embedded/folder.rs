@@ -107,6 +107,33 @@ async fn everything_acknowledged_is_there_after_a_crash() {
     complete(&store, &claim("runs", 1), "late").await;
 }
 
+/// A record that was taken over has one running entry. An entry of the earlier attempt would make
+/// the outcome of the later one unknown at the next start.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_leaves_nothing_of_the_earlier_attempt() {
+    for completes in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = ManualClock::default();
+        let open = || EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
+        let terms = Terms { on_unknown: OnUnknown::Retry, ..Terms::default() };
+        let [first, second] = [1, 2].map(|attempt| Claim { terms, ..claim("key", attempt) });
+        let store = open();
+        let fence = granted(&store, &first).await;
+        clock.advance(terms.lease + terms.grace);
+        assert!(granted(&store, &second).await > fence);
+        if completes {
+            complete(&store, &second, "paid").await;
+        }
+        store.close().await.unwrap();
+        let store = open();
+        assert_eq!(store.interrupted(), usize::from(!completes));
+        let record = load(&store, &second).await.unwrap();
+        let expected = if completes { "completed" } else { "unknown" };
+        assert_eq!((record.attempt, record.state.name()), (second.attempt, expected));
+        store.close().await.unwrap();
+    }
+}
+
 /// The path of the tree's journal.
 fn journal_of(folder: &Path) -> PathBuf {
     let mut files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
@@ -433,9 +460,9 @@ async fn an_interrupted_creation_begins_anew() {
 async fn another_format_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     filled(folder.path()).await;
-    fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 2\n").unwrap();
+    fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 9\n").unwrap();
     let message = EmbeddedStore::open(folder.path()).unwrap_err().to_string();
-    assert!(message.contains("format 2") && message.contains("reads format 1"), "{message}");
+    assert!(message.contains("format 9") && message.contains("reads format 2"), "{message}");
 }
 
 /// Returns every file of the folder except the lock, with its bytes.

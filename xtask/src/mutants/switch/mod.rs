@@ -28,6 +28,13 @@ const AT_ONCE: usize = 4;
 /// error.
 const CHECKS_MAX: usize = 20;
 
+/// Packages that are built together. Cargo builds the dependencies of each selection of packages
+/// with other features, so scopes that share a selection share the build of their dependencies.
+const SELECTIONS: &[&[&str]] = &[
+    &["onetake-core", "onetake-http", "onetake-sim"],
+    &["onetake-cli", "onetake-core", "onetake-sim", "onetake-stores"],
+];
+
 /// The results of the mutants.
 #[derive(Debug, Default)]
 pub(super) struct Tested {
@@ -49,11 +56,13 @@ pub(super) fn run(
     let mutants: Vec<Mutant> =
         (1..).zip(listed).filter_map(|(number, entry)| Mutant::read(number, entry)).collect();
     let build = Build {
+        packages: selection(stages)?,
         tree: tree::copy(root, "switched")?,
         target: root.join("target/mutants/build"),
         tools: tools.to_owned(),
     };
-    let (unviable, left_out) = build.prepare(&mutants)?;
+    let Some(first) = stages.first() else { return Err("the scope has no tests".to_owned()) };
+    let (unviable, left_out) = build.prepare(&mutants, first)?;
     let name = |number: &u32| {
         let index = usize::try_from(*number).unwrap_or_default().saturating_sub(1);
         mutants.get(index).map(|mutant| mutant.name.clone())
@@ -125,17 +134,30 @@ impl Refused {
     }
 }
 
+/// Returns the selection of packages with the tests of all stages.
+fn selection(stages: &[Stage]) -> Result<&'static [&'static str], String> {
+    let wanted = stages.iter().flat_map(|stage| stage.packages);
+    let mut selections = SELECTIONS.iter();
+    let found = selections.find(|packages| wanted.clone().all(|one| packages.contains(one)));
+    found.copied().ok_or_else(|| "no selection has the packages of all stages".to_owned())
+}
+
 /// A copy of the sources with switched mutants, and its build folder.
 struct Build {
+    packages: &'static [&'static str],
     tree: PathBuf,
     target: PathBuf,
     tools: PathBuf,
 }
 
 impl Build {
-    /// Rewrites the files until they compile. Returns the mutants that do not compile, and those
-    /// that cannot be switched.
-    fn prepare(&self, mutants: &[Mutant]) -> Result<(BTreeSet<u32>, BTreeSet<u32>), String> {
+    /// Rewrites the files until they and the tests of a stage compile. Returns the mutants that do
+    /// not compile, and those that cannot be switched.
+    fn prepare(
+        &self,
+        mutants: &[Mutant],
+        stage: &Stage,
+    ) -> Result<(BTreeSet<u32>, BTreeSet<u32>), String> {
         let mut by_file: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
         for mutant in mutants {
             by_file.entry(&mutant.file).or_default().push(mutant);
@@ -161,7 +183,7 @@ impl Build {
                 self.write(file, &one.text)?;
                 rewritten.insert((*file).to_owned(), one);
             }
-            let refused = self.check(&rewritten)?;
+            let refused = self.check(&rewritten, stage)?;
             if refused.is_empty() {
                 return Ok((unviable, left_out));
             }
@@ -192,23 +214,24 @@ impl Build {
         Ok(())
     }
 
-    fn cargo(&self, command: &str) -> Command {
+    /// The command that builds the tests of a stage. It selects the same packages for every stage.
+    fn cargo_test(&self, stage: &Stage) -> Command {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.arg(command).current_dir(&self.tree);
-        cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_PROFILE_DEV_DEBUG", "false");
+        cargo.args(["test", "--no-run", "--all-features"]).args(stage.arguments);
+        cargo.args(self.packages.iter().flat_map(|package| ["--package", package]));
+        cargo.current_dir(&self.tree).env("CARGO_TARGET_DIR", &self.target);
+        cargo.env("CARGO_PROFILE_DEV_DEBUG", "false");
         cargo
     }
 
     /// Compiles the crates, and returns the mutants that the compiler rejects.
-    fn check(&self, rewritten: &BTreeMap<String, Rewritten>) -> Result<Refused, String> {
-        let packages: BTreeSet<&str> = rewritten
-            .keys()
-            .filter_map(|file| file.strip_prefix("crates/")?.split_once('/'))
-            .map(|(package, _)| package)
-            .collect();
-        let mut command = self.cargo("build");
-        command.args(["--all-features", "--lib", "--message-format=json"]);
-        command.args(packages.iter().flat_map(|package| ["--package", package]));
+    fn check(
+        &self,
+        rewritten: &BTreeMap<String, Rewritten>,
+        stage: &Stage,
+    ) -> Result<Refused, String> {
+        let mut command = self.cargo_test(stage);
+        command.arg("--message-format=json");
         eprintln!("$ {command:?}");
         let ran = command.stderr(Stdio::null()).output().map_err(|error| error.to_string())?;
         if ran.status.success() {
@@ -240,10 +263,8 @@ impl Build {
 
     /// Builds the test programs of a stage, and runs each without a mutant.
     fn programs(&self, stage: &Stage) -> Result<Vec<Program>, String> {
-        let mut command = self.cargo("test");
-        command.args(["--no-run", "--all-features", "--message-format=json-render-diagnostics"]);
-        command.args(stage.packages.iter().flat_map(|package| ["--package", package]));
-        command.args(stage.arguments);
+        let mut command = self.cargo_test(stage);
+        command.arg("--message-format=json-render-diagnostics");
         eprintln!("$ {command:?}");
         let built = command.stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
         if !built.status.success() {
@@ -288,4 +309,19 @@ fn accused(error: &Value, rewritten: &BTreeMap<String, Rewritten>) -> Option<(Ve
     let is_match = error.pointer("/code/code").and_then(Value::as_str) == Some("E0004");
     let first = spans.first().filter(|_| is_match).and_then(|span| next_arm(span));
     first.or_else(|| spans.iter().find_map(|span| innermost(span)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::scope::{MutantKind, SCOPES};
+    use super::*;
+
+    #[test]
+    fn the_packages_of_every_scope_are_in_one_selection() {
+        for scope in SCOPES {
+            if let MutantKind::Rust { stages, .. } = &scope.kind {
+                assert!(selection(stages).is_ok(), "{}", scope.name);
+            }
+        }
+    }
 }

@@ -47,7 +47,10 @@ impl Program {
         let folder = Path::new(said.get("manifest_path")?.as_str()?).parent()?.to_owned();
         let (tools, takes) = (tools.to_owned(), Duration::ZERO);
         let &Stage { tests, starts_servers, .. } = stage;
-        is_test.then_some(Self { file, folder, tools, tests, starts_servers, takes })
+        // The selection has more packages than the stage.
+        let package = folder.file_name()?.to_str()?;
+        let is_wanted = is_test && stage.packages.contains(&package);
+        is_wanted.then_some(Self { file, folder, tools, tests, starts_servers, takes })
     }
 
     /// The name without folder and hash.

@@ -251,6 +251,20 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         visit::visit_arm(self, node);
     }
 
+    fn visit_expr_struct(&mut self, node: &'ast syn::ExprStruct) {
+        let whole = node.span().byte_range();
+        let mut changed = Vec::new();
+        for field in node.fields.pairs() {
+            let range = field.value().span().byte_range();
+            let end = field.punct().map_or(range.end, |comma| comma.span().byte_range().end);
+            let mutants = self.take("StructField", range.start);
+            let (left, right) = (self.text(whole.start..range.start), self.text(end..whole.end));
+            changed.extend(mutants.iter().map(|one| (one.number, format!("{left}{right}"))));
+        }
+        self.add(SiteKind::Choice, whole, changed);
+        visit::visit_expr_struct(self, node);
+    }
+
     fn visit_item_fn(&mut self, node: &'ast syn::ItemFn) {
         self.function(&node.sig, &node.block);
         if node.sig.constness.is_some() {
@@ -448,6 +462,23 @@ mod tests {
             rewritten(source, &mutants).text,
             format!(
                 "fn f(a: u8) -> u8 {{ if {is}(1) {{ return 7; }} match a {{ 1 if !({is}(2)) && ((if !({is}(3)) {{ a > 0 }} else {{ true }})) => 2, 3 if !({is}(4)) => 4, _ => 5 }} }}"
+            )
+        );
+    }
+
+    #[test]
+    fn fields_are_switched() {
+        let source = "fn f(a: A) -> A { A { b: 1 + 2, c: 3, ..a } }";
+        let mutants = [
+            mutant(1, "StructField", "", 1, 23),
+            mutant(2, "StructField", "", 1, 33),
+            mutant(3, "BinaryOperator", "-", 1, 28),
+        ];
+        let is = IS;
+        assert_eq!(
+            rewritten(source, &mutants).text,
+            format!(
+                "fn f(a: A) -> A {{ (if !({is}(1) || {is}(2)) {{ A {{ b: (if !({is}(3)) {{ 1 + 2 }} else {{ 1 - 2 }}), c: 3, ..a }} }} else if {is}(1) {{ A {{  c: 3, ..a }} }} else {{ A {{ b: 1 + 2,  ..a }} }}) }}"
             )
         );
     }

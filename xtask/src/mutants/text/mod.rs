@@ -52,7 +52,7 @@ pub(crate) fn run(
     for &language in languages {
         let mutants = source::mutants(&options.root, language)?;
         score.stale.extend(source::stale(&mutants, argued, language));
-        let chosen = source::choose(mutants, &options.only, options.shard.as_deref(), which);
+        let chosen = source::choose(mutants, options, which);
         if !chosen.is_empty() {
             program::test(language, chosen, options, argued, which, &mut score)?;
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::super::Options;
 use super::super::argued::{Argued, names};
 use super::change::{TextChange, changes, one_line};
 use super::literal::literals;
@@ -162,19 +163,14 @@ pub(crate) fn is_text(name: &str) -> bool {
 }
 
 /// Returns the mutants whose names contain a text, of a shard; or the fixed sample.
-pub(super) fn choose(
-    mutants: Vec<Mutant>,
-    only: &str,
-    shard: Option<&str>,
-    which: Which,
-) -> Vec<Mutant> {
+pub(super) fn choose(mutants: Vec<Mutant>, options: &Options, which: Which) -> Vec<Mutant> {
     let (index, count) = match which {
-        Which::All => shard.and_then(part).unwrap_or((0, 1)),
+        Which::All => options.shard.as_deref().and_then(part).unwrap_or((0, 1)),
         Which::Sample => {
             return mutants.into_iter().filter(|mutant| is_sampled(&mutant.name)).collect();
         }
     };
-    let mutants = mutants.into_iter().filter(|mutant| mutant.name.contains(only));
+    let mutants = mutants.into_iter().filter(|mutant| options.is_chosen(&mutant.name));
     let chosen = mutants.enumerate().filter(|(at, _)| at % count == index);
     chosen.map(|(_, mutant)| mutant).collect()
 }
@@ -199,6 +195,11 @@ fn is_sampled(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn sharded(shard: &str) -> Options {
+        let arguments = ["--shard", shard].map(str::to_owned);
+        super::super::super::options(arguments.into_iter()).unwrap()
+    }
 
     #[test]
     fn mutants_name_their_function() {
@@ -244,7 +245,7 @@ mod tests {
         let one = Mutant { name: String::new(), old: String::new(), new: None };
         let all = vec![one; 10];
         let sizes = ["0/3", "1/3", "2/3"]
-            .map(|shard| choose(all.clone(), "", Some(shard), Which::All).len());
+            .map(|shard| choose(all.clone(), &sharded(shard), Which::All).len());
         assert_eq!(sizes, [4, 3, 3]);
     }
 }

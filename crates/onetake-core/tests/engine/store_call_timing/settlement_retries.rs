@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use onetake_core::engine::Settling;
-use onetake_core::{Answer, AttemptId, OnUnknown, Outcome, State, Terms};
+use onetake_core::{Answer, AttemptId, Failure, NotDone, OnUnknown, Outcome, State, Terms};
 
 use super::*;
 
@@ -113,6 +113,21 @@ async fn a_completion_that_is_stale_is_not_taken_for_the_attempts_own() {
     );
 }
 
+/// Freezes a running attempt past its lease and grace, and lets another node take over.
+async fn take_over(store: &Watched, clock: &ManualClock, operation: &Operation) -> AttemptId {
+    clock.advance(SECOND * 4);
+    let attempt = AttemptId::from_bytes([7; 16]);
+    let claim = Claim {
+        id: operation.id,
+        attempt,
+        fingerprint: operation.fingerprint,
+        terms: operation.terms,
+        origin: operation.origin.clone(),
+    };
+    store.memory.claim(vec![claim]).await.remove(0).unwrap();
+    attempt
+}
+
 /// Runs an operation in its own transaction, which is committed by an attempt of this process or by
 /// the attempt that took over.
 async fn transacted(is_own: bool) -> Settling {
@@ -123,17 +138,7 @@ async fn transacted(is_own: bool) -> Settling {
     let outcome = world.engine.transact(operation, move |attempt| async move {
         let mut committing = attempt.attempt;
         if !is_own {
-            // The attempt is frozen past its lease and grace, and another node takes over.
-            clock.advance(SECOND * 4);
-            committing = AttemptId::from_bytes([7; 16]);
-            let claim = Claim {
-                id: next.id,
-                attempt: committing,
-                fingerprint: next.fingerprint,
-                terms: next.terms,
-                origin: next.origin.clone(),
-            };
-            store.memory.claim(vec![claim]).await.remove(0).unwrap();
+            committing = take_over(&store, &clock, &next).await;
         }
         let transition = Transition::Complete(Recording::new("committed"));
         let commit = Settlement { id: attempt.id, attempt: committing, transition };
@@ -168,5 +173,51 @@ async fn the_wait_for_an_outcome_grows_with_its_size() {
         assert!(!settling.is_finished(), "{name}");
         world.pass(step * 20, step).await;
         assert!(matches!(settling.await.unwrap(), Settling::Pending), "{name}");
+    }
+}
+
+/// Work that returns success without a completion in the store may have had its effects.
+#[tokio::test]
+async fn a_transaction_without_a_completion_says_why() {
+    let world = World::new();
+    let transact = |key: &str, worked: Result<(), &'static str>| {
+        world.engine.transact(operation(key), move |_| async move { worked })
+    };
+    let forgot = transact("forgot", Ok(())).await;
+    assert!(matches!(forgot, Err(NotDone::NotCommitted)), "{forgot:?}");
+    let failed = transact("failed", Err("no funds")).await;
+    assert!(matches!(failed, Err(NotDone::Work("no funds"))), "{failed:?}");
+    let panics = async |_| std::panic::resume_unwind(Box::new("panics"));
+    let panicked = world.engine.transact::<(), _, _>(operation("panicked"), panics).await;
+    assert!(matches!(panicked, Err(NotDone::Interrupted)), "{panicked:?}");
+    // Only the first of them never runs again.
+    let again = world.engine.begin(&operation("forgot")).await.unwrap();
+    assert!(matches!(again, Begin::Answer(Answer::Failed(_))), "{again:?}");
+    for key in ["failed", "panicked"] {
+        assert!(matches!(world.engine.begin(&operation(key)).await.unwrap(), Begin::Run(_)));
+    }
+}
+
+/// A failure in the store is the outcome, unless it is this attempt's own that it was not finished.
+#[tokio::test]
+async fn a_transaction_whose_key_failed_otherwise_is_told_so() {
+    let failure = |code: &str| Failure { code: code.to_owned(), detail: String::new() };
+    for (is_own, code) in [(true, "declined"), (false, "outcome_unknown")] {
+        let world = World::new();
+        let operation = operation("failed").terms(terms(OnUnknown::Rollback)).run_max(SECOND * 60);
+        let (store, clock, next) =
+            (Arc::clone(&world.store), Arc::clone(&world.clock), operation.clone());
+        let outcome = world.engine.transact(operation, move |attempt| async move {
+            let failing =
+                if is_own { attempt.attempt } else { take_over(&store, &clock, &next).await };
+            let transition = Transition::Fail(failure(code));
+            let fail = Settlement { id: attempt.id, attempt: failing, transition };
+            store.memory.settle(vec![fail]).await.remove(0).unwrap();
+            Ok::<(), ()>(())
+        });
+        let Outcome::Ran(Settling::Stale(Some(record))) = outcome.await.unwrap() else {
+            panic!("the failure in the store is the outcome")
+        };
+        assert_eq!(record.state.name(), "failed");
     }
 }

@@ -11,7 +11,6 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
-import { startApi } from "./api.mjs";
 import { startNetwork } from "./network.mjs";
 
 const ROOT = fileURLToPath(new URL("../../", import.meta.url));
@@ -22,6 +21,8 @@ const GATEWAY_STARTS_WITHIN_MS = 60_000;
 
 /** Starts the shop on a port, or on a free one. Returns its URL and a function that ends it. */
 export async function startShop({ port = 0, gateway }) {
+  // The API uses the client, which may have been built a moment ago.
+  const { startApi } = await import("./api.mjs");
   const api = await startApi();
   const folder = mkdtempSync(join(tmpdir(), "onetake-shop-"));
   const [listen, admin] = [await freePort(), await freePort()];

@@ -94,6 +94,12 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     program("onetake-stores", "dynamodb", "DynamoDB: conformance, network faults", "DynamoDB")
         .mostly_waits(),
     program(
+        "onetake-bench",
+        "cost_per_request",
+        "Ceilings of the allocations of a request through the gateway",
+        "",
+    ),
+    program(
         "onetake-sim",
         "model",
         "The exhaustive model: invariants in every state, wrong decisions, deliberate bugs",
@@ -142,8 +148,9 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     program(
         "onetake-cli",
         "spellings",
-        "Spellings of a path that frameworks take for a route: nothing runs without its key",
-        "Express, Flask, FastAPI, Django, nginx",
+        "Spellings of a path that frameworks take for a route: nothing runs without its key. Raw HTTP/1 \
+         and HTTP/2, compared with other proxies",
+        "Express, Flask, FastAPI, Django, nginx, HAProxy",
     ),
     program(
         "onetake-cli",

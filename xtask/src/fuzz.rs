@@ -10,14 +10,14 @@ use std::process::{Command, Stdio};
 pub(crate) const USAGE: &str = "\
 cargo xtask fuzz [--seconds N] [TARGET...]
                         fuzz all targets or some of them, 60 s each (docs/TESTING.md)
-cargo xtask fuzz [--seconds N] raw_http1
-                        compare the gateway with nginx on raw HTTP/1";
+cargo xtask fuzz [--seconds N] raw_http1|raw_http2
+                        compare the gateway with nginx and HAProxy on raw HTTP";
 
 /// Default of `--seconds`, for each target.
 const SECONDS_DEFAULT: u64 = 60;
 
-/// A target that is not libFuzzer's: it compares the gateway with nginx.
-const RAW_HTTP1: &str = "raw_http1";
+/// Targets that are not libFuzzer's: they compare the gateway with nginx and HAProxy.
+const RAW: [&str; 2] = ["raw_http1", "raw_http2"];
 
 /// Instrumentation for libFuzzer, and the functions that only fuzzing needs.
 const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \
@@ -65,10 +65,10 @@ struct Figures {
 
 /// Builds and runs targets, and prints their figures.
 pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
-    let (seconds, targets) = parse(arguments)?;
-    if targets.is_empty() {
-        return raw_http1(seconds);
-    }
+    let (seconds, targets) = match parse(arguments)? {
+        Wanted::Raw(seconds, name) => return raw(seconds, name),
+        Wanted::Targets(seconds, targets) => (seconds, targets),
+    };
     build(targets.iter().any(|target| target.is_large))?;
     println!("| target | executions | seconds | branches | features |");
     println!("| --- | --- | --- | --- | --- |");
@@ -82,21 +82,29 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends raw HTTP/1 to the gateway and to nginx, and compares the requests that they pass on.
-fn raw_http1(seconds: u64) -> Result<(), String> {
+/// Sends raw HTTP to the gateway and to other proxies, and compares the requests that they pass on.
+fn raw(seconds: u64, name: &str) -> Result<(), String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["test", "--workspace", "--all-features", "--test", "spellings", "raw_http1"]);
-    cargo.args(["--", "--nocapture"]).env("ONETAKE_RAW_HTTP1_SECONDS", seconds.to_string());
+    cargo.args(["test", "--workspace", "--all-features", "--test", "spellings", name]);
+    let variable = format!("ONETAKE_{}_SECONDS", name.to_uppercase());
+    cargo.args(["--", "--nocapture"]).env(variable, seconds.to_string());
     match cargo.status() {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{RAW_HTTP1}: {status}")),
+        Ok(status) => Err(format!("{name}: {status}")),
         Err(error) => Err(format!("cargo could not be started: {error}")),
     }
 }
 
-/// The seconds and the targets. There is no target if `raw_http1` is named.
-fn parse(arguments: &[String]) -> Result<(u64, Vec<&'static Target>), String> {
-    let (mut seconds, mut targets, mut is_raw) = (SECONDS_DEFAULT, Vec::new(), false);
+/// The seconds and the targets of a command.
+#[derive(Debug)]
+enum Wanted {
+    Targets(u64, Vec<&'static Target>),
+    /// A comparison of raw HTTP.
+    Raw(u64, &'static str),
+}
+
+fn parse(arguments: &[String]) -> Result<Wanted, String> {
+    let (mut seconds, mut targets, mut raw) = (SECONDS_DEFAULT, Vec::new(), Vec::new());
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         if argument == "--seconds" {
@@ -104,20 +112,20 @@ fn parse(arguments: &[String]) -> Result<(u64, Vec<&'static Target>), String> {
             seconds = number.filter(|n| *n > 0).ok_or("--seconds: write a number above zero")?;
             continue;
         }
-        if argument == RAW_HTTP1 {
-            is_raw = true;
+        if let Some(name) = RAW.iter().find(|name| *name == argument) {
+            raw.push(*name);
             continue;
         }
         let found = TARGETS.iter().find(|target| target.name == argument);
         let names = || TARGETS.iter().map(|target| target.name).collect::<Vec<_>>().join(", ");
         targets.push(found.ok_or_else(|| format!("{argument}: write one of {}", names()))?);
     }
-    match (is_raw, targets.is_empty()) {
-        (true, false) => return Err(format!("{RAW_HTTP1} runs alone: it needs servers")),
-        (false, true) => targets.extend(TARGETS),
-        _ => {}
+    match (&*raw, targets.is_empty()) {
+        ([name], true) => Ok(Wanted::Raw(seconds, name)),
+        ([name, ..], _) => Err(format!("{name} runs alone: it needs servers")),
+        ([], true) => Ok(Wanted::Targets(seconds, TARGETS.iter().collect())),
+        ([], false) => Ok(Wanted::Targets(seconds, targets)),
     }
-    Ok((seconds, targets))
 }
 
 fn folder() -> PathBuf {
@@ -241,14 +249,22 @@ mod tests {
     fn arguments_are_checked() {
         let parse = |arguments: &[&str]| {
             let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
-            super::parse(&arguments).map(|(seconds, targets)| (seconds, targets.len()))
+            super::parse(&arguments).map(|wanted| match wanted {
+                Wanted::Targets(seconds, targets) => (seconds, targets.len()),
+                Wanted::Raw(seconds, _) => (seconds, 0),
+            })
         };
         assert_eq!(parse(&[]), Ok((60, TARGETS.len())));
         assert_eq!(parse(&["--seconds", "5", "handle", "key_header"]), Ok((5, 2)));
         assert_eq!(parse(&["raw_http1"]), Ok((60, 0)));
-        for wrong in
-            [&["raw_http1", "handle"][..], &["--seconds"], &["--seconds", "0"], &["nothing"]]
-        {
+        assert_eq!(parse(&["raw_http2", "--seconds", "5"]), Ok((5, 0)));
+        for wrong in [
+            &["raw_http1", "handle"][..],
+            &["raw_http1", "raw_http2"],
+            &["--seconds"],
+            &["--seconds", "0"],
+            &["nothing"],
+        ] {
             assert!(parse(wrong).is_err(), "{wrong:?}");
         }
     }

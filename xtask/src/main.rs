@@ -28,6 +28,8 @@ const LINT: &[&[&str]] = &[
     &["fmt", "--all", "--check"],
     &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"],
     &["doc", "--workspace", "--lib", "--no-deps", "--all-features"],
+    // The fuzz targets have a lock file of their own, which `cargo xtask fuzz` does not change.
+    &["tree", "--locked", "--depth", "0", "--manifest-path", "fuzz/Cargo.toml"],
 ];
 
 const USAGE: &str = "\

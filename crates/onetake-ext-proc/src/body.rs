@@ -11,20 +11,22 @@ use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use http_body::{Body, Frame, SizeHint};
 
-use crate::exchange::{BodyPart, Exchange, StreamEnded};
+use crate::exchange::{BodyPart, Exchange, Rest, StreamEnded};
 
 /// The body of a request or a response. Envoy sends it when it is read for the first time. A body
 /// that is longer than Envoy's buffer can be read only up to there: its size hint says that it is
-/// longer than any limit.
+/// longer than any limit. In full duplex, a body comes in pieces and has no such end.
 pub struct EnvoyBody(State);
 
 enum State {
     Unread {
-        exchange: Arc<Exchange>,
-        direction: Direction,
+        source: Source,
         length: u64,
     },
-    Reading(Pin<Box<dyn Future<Output = Result<BodyPart, StreamEnded>> + Send + Sync>>),
+    Reading {
+        source: Source,
+        part: Pin<Box<dyn Future<Output = Result<BodyPart, StreamEnded>> + Send + Sync>>,
+    },
     /// A body of the processor itself.
     Whole(Bytes),
     /// The rest stays with Envoy.
@@ -32,10 +34,27 @@ enum State {
     Ended,
 }
 
+/// The request or the response of an exchange.
+#[derive(Clone)]
+struct Source {
+    exchange: Arc<Exchange>,
+    direction: Direction,
+}
+
 #[derive(Clone, Copy)]
 enum Direction {
     Request,
     Response,
+}
+
+impl Source {
+    /// Reads the next part of the body.
+    async fn part(self) -> Result<BodyPart, StreamEnded> {
+        match self.direction {
+            Direction::Request => self.exchange.request_part().await,
+            Direction::Response => self.exchange.response_part().await,
+        }
+    }
 }
 
 impl EnvoyBody {
@@ -71,7 +90,7 @@ impl EnvoyBody {
         }
         let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
         let length = length.and_then(|text| text.parse().ok()).unwrap_or_default();
-        Self(State::Unread { exchange: Arc::clone(exchange), direction, length })
+        Self(State::Unread { source: Source { exchange: Arc::clone(exchange), direction }, length })
     }
 }
 
@@ -85,22 +104,22 @@ impl Body for EnvoyBody {
     ) -> Poll<Option<Result<Frame<Bytes>, StreamEnded>>> {
         loop {
             match &mut self.0 {
-                State::Unread { exchange, direction, .. } => {
-                    let (exchange, direction) = (Arc::clone(exchange), *direction);
-                    self.0 = State::Reading(Box::pin(async move {
-                        match direction {
-                            Direction::Request => exchange.request_body().await,
-                            Direction::Response => exchange.response_body().await,
-                        }
-                    }));
+                State::Unread { source, .. } => {
+                    let source = source.clone();
+                    let part = Box::pin(source.clone().part());
+                    self.0 = State::Reading { source, part };
                 }
-                State::Reading(reading) => {
-                    let part = ready!(reading.as_mut().poll(cx));
-                    self.0 = match &part {
-                        Ok(BodyPart { is_whole: false, .. }) => State::Cut,
-                        _ => State::Ended,
+                State::Reading { source, part } => {
+                    let part = ready!(part.as_mut().poll(cx));
+                    self.0 = match part.as_ref().map(|part| part.rest) {
+                        Ok(Rest::ToCome) => State::Unread { source: source.clone(), length: 0 },
+                        Ok(Rest::WithEnvoy) => State::Cut,
+                        Ok(Rest::Nothing) | Err(StreamEnded) => State::Ended,
                     };
                     match part {
+                        Ok(BodyPart { trailers: Some(trailers), .. }) => {
+                            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                        }
                         Ok(part) if part.data.is_empty() => {}
                         part => return Poll::Ready(Some(part.map(|part| Frame::data(part.data)))),
                     }
@@ -129,7 +148,7 @@ impl Body for EnvoyBody {
             State::Unread { length, .. } => hint.set_lower(*length),
             State::Whole(data) => hint.set_exact(data.len() as u64),
             State::Cut => hint.set_lower(u64::MAX),
-            State::Reading(_) => {}
+            State::Reading { .. } => {}
             State::Ended => hint.set_exact(0),
         }
         hint

@@ -10,37 +10,64 @@
 //! | head of the response | gather the body; or go on, if the layer does not need the body |
 //! | body of the response | go on, once the outcome is durable (S6) |
 //!
+//! gRPC calls are different, because Envoy cannot answer one of them at once with a message and
+//! trailers. The filter sends nothing of their bodies by itself. If the layer reads a call, the processor changes the modes of the filter to *full
+//! duplex*: Envoy sends bodies and trailers as they arrive, keeps nothing of them, and waits for
+//! the reply to the head. The replies then have the head, the whole body and the trailers.
+//!
 //! **Warning:** if a processor ends the stream without an error, Envoy forwards the request without
 //! it. So a stream that was not finished on purpose ends with an error.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use futures_util::Stream;
-use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
-use tokio::sync::mpsc;
-use tonic::{Status, Streaming};
+use http::{HeaderMap, Response};
+use http_body::Body;
+use tonic::Streaming;
 
+use crate::headers::{difference, joined_lines, streamed_head, trailers_of};
 use crate::messages::{
-    CommonResponse, Continue, HeaderMutation, HttpBody, HttpHeaders, ImmediateResponse, Part,
-    ProcessingMode, ProcessingRequest, ProcessingResponse, Reply,
+    AnswerPart, Continue, HeaderMutation, HttpBody, HttpHeaders, HttpTrailers, ImmediateResponse,
+    Part, ProcessingMode, ProcessingRequest, ProcessingResponse, Reply, TrailersResponse,
 };
-
-/// The most replies of one stream that wait to be sent. There are at most five in all.
-const REPLIES_MAX: usize = 8;
+use crate::replies::{Batch, Sender, answer_chunks, answer_part, chunks, reply, with};
 
 /// One conversation.
 pub(crate) struct Exchange {
     /// The headers of the request, as Envoy has them.
     pub(crate) request_headers: HeaderMap,
-    /// The headers of the response, as Envoy has them.
-    response_headers: OnceLock<HeaderMap>,
+    /// The head of the response, as Envoy has it.
+    response: OnceLock<ResponseHead>,
+    /// The trailers of the response, as Envoy has them.
+    response_trailers: OnceLock<HeaderMap>,
+    transfer: Transfer,
+    /// True if the body of a call was needed, and could not be read.
+    is_misconfigured: AtomicBool,
     messages: tokio::sync::Mutex<Streaming<ProcessingRequest>>,
-    replies: mpsc::Sender<Outgoing>,
+    replies: Sender,
     step: Mutex<Step>,
+}
+
+/// How bodies are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transfer {
+    /// Envoy gathers a body up to the size of its buffer, and keeps it.
+    Buffered,
+    /// In full duplex: for gRPC calls.
+    Duplex,
+    /// Not at all: a gRPC call, and the filter does not allow full duplex.
+    Never,
+}
+
+/// The head of a response, as Envoy has it.
+pub(crate) struct ResponseHead {
+    pub(crate) headers: HeaderMap,
+    /// True if neither a body nor trailers follow.
+    pub(crate) is_all: bool,
 }
 
 /// The reply or the data that Envoy waits for.
@@ -48,13 +75,15 @@ pub(crate) struct Exchange {
 enum Step {
     /// The reply to the head of the request.
     RequestHead,
+    /// The replies to the whole request, in full duplex.
+    DuplexRequest,
     /// The rest of the request's body, from the client.
     RequestBodyToCome,
     /// The reply to the body of the request.
     RequestBody,
     /// The upstream's response.
     Upstream,
-    /// The reply to the head of the response.
+    /// The reply to the head of the response. In full duplex: the replies to all of it.
     ResponseHead,
     /// The rest of the response's body, from the upstream.
     ResponseBodyToCome,
@@ -69,30 +98,38 @@ enum Step {
 #[error("Envoy ended the stream")]
 pub struct StreamEnded;
 
-/// A body, or its beginning if it is longer than Envoy's buffer.
+/// A part of a body, or the trailers behind it.
 pub(crate) struct BodyPart {
     pub(crate) data: Bytes,
-    pub(crate) is_whole: bool,
+    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) rest: Rest,
 }
 
-enum Outgoing {
-    Reply(ProcessingResponse),
-    /// The stream ends without an error after it.
-    Last(ProcessingResponse),
+/// The rest of a body behind a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rest {
+    Nothing,
+    ToCome,
+    /// It is longer than Envoy's buffer, and cannot be read.
+    WithEnvoy,
 }
 
 impl Exchange {
     /// Starts a conversation after the head of its request has arrived.
     pub(crate) fn new(
         request_headers: HeaderMap,
+        transfer: Transfer,
         messages: Streaming<ProcessingRequest>,
         replies: Sender,
     ) -> Self {
         Self {
             request_headers,
-            response_headers: OnceLock::new(),
+            response: OnceLock::new(),
+            response_trailers: OnceLock::new(),
+            transfer,
+            is_misconfigured: AtomicBool::new(false),
             messages: tokio::sync::Mutex::new(messages),
-            replies: replies.0,
+            replies,
             step: Mutex::new(Step::RequestHead),
         }
     }
@@ -102,22 +139,40 @@ impl Exchange {
         self.replies.closed().await;
     }
 
-    /// Asks for the body of the request, and waits for it.
-    pub(crate) async fn request_body(&self) -> Result<BodyPart, StreamEnded> {
-        self.reply(|step| match step {
-            Step::RequestHead => Some((
-                Step::RequestBodyToCome,
-                Outgoing::Reply(reply(Reply::RequestHeaders(Continue::default()))),
-            )),
-            _ => None,
-        })?;
-        match self.next().await?.part {
-            Some(Part::RequestBody(body)) => {
+    /// Asks for the body of the request, if that was not done yet, and waits for the next part of
+    /// it.
+    pub(crate) async fn request_part(&self) -> Result<BodyPart, StreamEnded> {
+        if self.transfer == Transfer::Never {
+            self.is_misconfigured.store(true, Ordering::Relaxed);
+            tracing::error!(
+                "the ext_proc filter gathers the bodies of gRPC calls, so that calls with a key \
+                 cannot be answered: each is refused. Write processing_mode: {{ \
+                 request_body_mode: NONE, response_body_mode: NONE }} in the overrides of the \
+                 filter for routes of gRPC calls"
+            );
+            return Err(StreamEnded);
+        }
+        if self.step() != Step::DuplexRequest {
+            self.reply(|step| match (step, self.transfer) {
+                (Step::RequestHead, Transfer::Buffered) => {
+                    let go_on = reply(Reply::RequestHeaders(Continue::default()));
+                    Some((Step::RequestBodyToCome, Batch::of(vec![go_on])))
+                }
+                (Step::RequestHead, Transfer::Duplex) => {
+                    Some((Step::DuplexRequest, Batch::of(vec![to_full_duplex()])))
+                }
+                _ => None,
+            })?;
+        }
+        match (self.next().await?.part, self.transfer) {
+            (Some(Part::RequestBody(body)), Transfer::Buffered) => {
                 self.set(Step::RequestBody);
-                Ok(part_of(body, &self.request_headers))
+                Ok(buffered(body, &self.request_headers))
             }
+            (Some(Part::RequestBody(body)), Transfer::Duplex) => Ok(piece(body)),
+            (Some(Part::RequestTrailers(trailers)), Transfer::Duplex) => end(&trailers),
             // Envoy answers the client itself, for example because the body is too slow.
-            Some(Part::ResponseHeaders(_)) => {
+            (Some(Part::ResponseHeaders(_)), _) => {
                 self.set(Step::ResponseHead);
                 self.finish(HeaderMutation::default())?;
                 Err(StreamEnded)
@@ -126,12 +181,17 @@ impl Exchange {
         }
     }
 
+    /// True if the request was read in full duplex: Envoy has nothing of it.
+    pub(crate) fn has_taken_request(&self) -> bool {
+        self.step() == Step::DuplexRequest
+    }
+
     /// Lets the request go on, and stays in the conversation. After an error, Envoy has not
     /// forwarded the request and never will.
     pub(crate) fn forward(&self, headers: HeaderMutation) -> Result<(), StreamEnded> {
         self.reply(|step| {
             let reply = reply(request_reply(step, headers)?);
-            Some((Step::Upstream, Outgoing::Reply(reply)))
+            Some((Step::Upstream, Batch::of(vec![reply])))
         })
     }
 
@@ -140,7 +200,33 @@ impl Exchange {
         self.reply(|step| {
             let mut reply = reply(request_reply(step, headers)?);
             reply.mode_override = Some(ProcessingMode::nothing());
-            Some((Step::Ended, Outgoing::Last(reply)))
+            Some((Step::Ended, Batch::last(vec![reply])))
+        })
+    }
+
+    /// Gives a request back that was taken, so that it goes on, and stays in the conversation if
+    /// the response is `wanted`. After an error, Envoy has not forwarded the request and never
+    /// will.
+    pub(crate) fn give_back(
+        &self,
+        headers: HeaderMutation,
+        body: &Bytes,
+        trailers: bool,
+        wanted: bool,
+    ) -> Result<(), StreamEnded> {
+        let mut head = reply(Reply::RequestHeaders(with(headers)));
+        if !wanted {
+            head.mode_override = Some(ProcessingMode::full_duplex_request());
+        }
+        let mut replies = vec![head];
+        replies.extend(chunks(body, !trailers, Reply::RequestBody));
+        if trailers {
+            replies.push(reply(Reply::RequestTrailers(TrailersResponse::default())));
+        }
+        self.reply(|step| match (step, wanted) {
+            (Step::DuplexRequest, true) => Some((Step::Upstream, Batch::of(replies))),
+            (Step::DuplexRequest, false) => Some((Step::Ended, Batch::last(replies))),
+            _ => None,
         })
     }
 
@@ -156,37 +242,98 @@ impl Exchange {
         }
     }
 
-    /// Keeps the headers of the response as Envoy has them.
-    pub(crate) fn keep_response_headers(&self, headers: HeaderMap) {
-        let _kept_before = self.response_headers.set(headers);
+    /// Keeps the head of the response as Envoy has it.
+    pub(crate) fn keep_response(&self, head: ResponseHead) {
+        let _kept_before = self.response.set(head);
     }
 
-    /// The headers of the response as Envoy has them.
-    pub(crate) fn response_headers(&self) -> Option<&HeaderMap> {
-        self.response_headers.get()
+    /// The head of the response as Envoy has it.
+    pub(crate) fn response_head(&self) -> Option<&ResponseHead> {
+        self.response.get()
     }
 
-    /// Asks for the body of the response, and waits for it. Envoy holds the response.
-    pub(crate) async fn response_body(&self) -> Result<BodyPart, StreamEnded> {
+    /// Asks for the body of the response, and waits for the next part of it. Envoy holds the
+    /// response.
+    pub(crate) async fn response_part(&self) -> Result<BodyPart, StreamEnded> {
+        if self.transfer == Transfer::Duplex {
+            return match self.next().await?.part {
+                Some(Part::ResponseBody(body)) => Ok(piece(body)),
+                Some(Part::ResponseTrailers(trailers)) => {
+                    let part = end(&trailers)?;
+                    let _kept_before =
+                        self.response_trailers.set(part.trailers.clone().unwrap_or_default());
+                    Ok(part)
+                }
+                _ => Err(StreamEnded),
+            };
+        }
         self.reply(|step| match step {
-            Step::ResponseHead => Some((
-                Step::ResponseBodyToCome,
-                Outgoing::Reply(reply(Reply::ResponseHeaders(Continue::default()))),
-            )),
+            Step::ResponseHead => {
+                let go_on = reply(Reply::ResponseHeaders(Continue::default()));
+                Some((Step::ResponseBodyToCome, Batch::of(vec![go_on])))
+            }
             _ => None,
         })?;
         match self.next().await?.part {
             Some(Part::ResponseBody(body)) => {
                 self.set(Step::ResponseBody);
                 let nothing = HeaderMap::new();
-                Ok(part_of(body, self.response_headers.get().unwrap_or(&nothing)))
+                let headers = self.response.get().map_or(&nothing, |head| &head.headers);
+                Ok(buffered(body, headers))
             }
             _ => Err(StreamEnded),
         }
     }
 
-    /// Lets the response go on to the client, and leaves the conversation.
-    pub(crate) fn finish(&self, headers: HeaderMutation) -> Result<(), StreamEnded> {
+    /// Lets the response that Envoy has go on to the client, with other headers, and leaves the
+    /// conversation. In full duplex, `body` is given back with it.
+    pub(crate) async fn finish_with<B>(
+        &self,
+        headers: HeaderMutation,
+        body: B,
+    ) -> Result<(), StreamEnded>
+    where
+        B: Body<Data = Bytes>,
+    {
+        let is_all = self.response.get().is_none_or(|head| head.is_all);
+        if self.transfer == Transfer::Buffered || is_all {
+            return self.finish(headers);
+        }
+        let head = vec![reply(Reply::ResponseHeaders(with(headers)))];
+        self.reply(|step| match step {
+            Step::ResponseHead => Some((Step::ResponseBody, Batch::of(head))),
+            _ => None,
+        })?;
+        let mut body = pin!(body);
+        let mut trailers = HeaderMap::new();
+        while let Some(frame) = poll_fn(|cx| {
+            let polled = body.as_mut().poll_frame(cx);
+            polled.map(|frame| frame.map(|frame| frame.map_err(|_| StreamEnded)))
+        })
+        .await
+        {
+            match frame?.into_data() {
+                Ok(data) => {
+                    let pieces = chunks(&data, false, Reply::ResponseBody).collect();
+                    self.replies.send(Batch::of(pieces)).await?;
+                }
+                Err(other) => trailers = other.into_trailers().unwrap_or_default(),
+            }
+        }
+        let last = match self.response_trailers.get() {
+            Some(has) => {
+                let header_mutation = Some(difference(has, &trailers));
+                vec![reply(Reply::ResponseTrailers(TrailersResponse { header_mutation }))]
+            }
+            None => chunks(&Bytes::new(), true, Reply::ResponseBody).collect(),
+        };
+        self.set(Step::Ended);
+        self.replies.send(Batch::last(last)).await
+    }
+
+    /// Lets the response that Envoy has go on to the client, with other headers, and leaves the
+    /// conversation.
+    fn finish(&self, headers: HeaderMutation) -> Result<(), StreamEnded> {
         self.reply(|step| {
             let mut reply = reply(match step {
                 Step::ResponseHead => Reply::ResponseHeaders(with(headers)),
@@ -194,7 +341,7 @@ impl Exchange {
                 _ => return None,
             });
             reply.mode_override = Some(ProcessingMode::nothing());
-            Some((Step::Ended, Outgoing::Last(reply)))
+            Some((Step::Ended, Batch::last(vec![reply])))
         })
     }
 
@@ -202,19 +349,62 @@ impl Exchange {
     pub(crate) fn answer(&self, response: ImmediateResponse) -> Result<(), StreamEnded> {
         self.reply(|step| match step {
             Step::Ended => None,
-            _ => Some((Step::Ended, Outgoing::Last(reply(Reply::Immediate(response))))),
+            _ => Some((Step::Ended, Batch::last(vec![reply(Reply::Immediate(response))]))),
         })
     }
 
-    /// Sends the reply that fits the step, and takes the next step. It is an error if no reply
-    /// fits, or if Envoy has left.
-    fn reply(
+    /// True if the request is a gRPC call.
+    pub(crate) fn is_call(&self) -> bool {
+        self.transfer != Transfer::Buffered
+    }
+
+    /// True if the filter does not let a call be read that had to be.
+    pub(crate) fn is_misconfigured(&self) -> bool {
+        self.is_misconfigured.load(Ordering::Relaxed)
+    }
+
+    /// True if an answer can have messages and trailers: the request of a gRPC call has not gone
+    /// on.
+    pub(crate) fn can_answer_call(&self) -> bool {
+        self.transfer == Transfer::Duplex
+            && matches!(self.step(), Step::RequestHead | Step::DuplexRequest)
+    }
+
+    /// Answers a gRPC call in place of the upstream, and leaves the conversation.
+    pub(crate) fn answer_call(
         &self,
-        choose: impl FnOnce(Step) -> Option<(Step, Outgoing)>,
+        response: &Response<Bytes>,
+        trailers: Option<&HeaderMap>,
     ) -> Result<(), StreamEnded> {
-        let mut step = self.step();
-        let (next, outgoing) = choose(*step).ok_or(StreamEnded)?;
-        self.replies.try_send(outgoing).map_err(|_| StreamEnded)?;
+        let (data, has_trailers) = (response.body(), trailers.is_some());
+        let end_of_stream = data.is_empty() && !has_trailers;
+        let headers = Some(streamed_head(response.status(), response.headers()));
+        let head = answer_part(AnswerPart::Head(HttpHeaders { headers, end_of_stream }));
+        let mut replies = vec![head];
+        if !end_of_stream {
+            replies.extend(answer_chunks(data, !has_trailers));
+        }
+        replies.extend(
+            trailers.map(|trailers| answer_part(AnswerPart::Trailers(joined_lines(trailers)))),
+        );
+        self.reply(|step| match step {
+            Step::RequestHead if end_of_stream => Some((Step::Ended, Batch::last(replies))),
+            // Envoy takes an answer with a body in full duplex alone.
+            Step::RequestHead => {
+                replies.insert(0, to_full_duplex());
+                Some((Step::Ended, Batch::last(replies)))
+            }
+            Step::DuplexRequest => Some((Step::Ended, Batch::last(replies))),
+            _ => None,
+        })
+    }
+
+    /// Sends the replies that fit the step, and takes the next step. It is an error if none fit, or
+    /// if Envoy has left.
+    fn reply(&self, choose: impl FnOnce(Step) -> Option<(Step, Batch)>) -> Result<(), StreamEnded> {
+        let mut step = self.lock();
+        let (next, batch) = choose(*step).ok_or(StreamEnded)?;
+        self.replies.try_send(batch)?;
         *step = next;
         Ok(())
     }
@@ -224,13 +414,17 @@ impl Exchange {
         messages.message().await.ok().flatten().ok_or(StreamEnded)
     }
 
-    fn step(&self) -> MutexGuard<'_, Step> {
+    fn step(&self) -> Step {
+        *self.lock()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Step> {
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a message has arrived, unless the conversation has ended meanwhile.
     fn set(&self, to: Step) {
-        let mut step = self.step();
+        let mut step = self.lock();
         if *step != Step::Ended {
             *step = to;
         }
@@ -246,86 +440,36 @@ fn request_reply(step: Step, headers: HeaderMutation) -> Option<Reply> {
     }
 }
 
-fn with(headers: HeaderMutation) -> Continue {
-    Continue { response: Some(CommonResponse { header_mutation: Some(headers) }) }
-}
-
-fn reply(reply: Reply) -> ProcessingResponse {
-    ProcessingResponse { reply: Some(reply), mode_override: None }
+/// The message that changes the modes of the filter. It is no reply: Envoy still waits for one.
+fn to_full_duplex() -> ProcessingResponse {
+    ProcessingResponse { reply: None, mode_override: Some(ProcessingMode::full_duplex()) }
 }
 
 /// Envoy says that a body has ended, unless trailers follow or the body is longer than its buffer.
 /// Then the announced length decides.
-fn part_of(body: HttpBody, headers: &HeaderMap) -> BodyPart {
+fn buffered(body: HttpBody, headers: &HeaderMap) -> BodyPart {
     let HttpBody { body: data, end_of_stream } = body;
     let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
     let is_announced = length.and_then(|text| text.parse().ok()) == Some(data.len());
-    BodyPart { is_whole: end_of_stream || is_announced, data }
+    let rest = if end_of_stream || is_announced { Rest::Nothing } else { Rest::WithEnvoy };
+    BodyPart { data, trailers: None, rest }
 }
 
-/// The sending side of the replies of one stream.
-pub(crate) struct Sender(mpsc::Sender<Outgoing>);
-
-/// The replies of one stream, for Envoy.
-pub(crate) struct Replies {
-    receiver: mpsc::Receiver<Outgoing>,
-    is_ended: bool,
+/// A piece of a body in full duplex.
+fn piece(body: HttpBody) -> BodyPart {
+    let rest = if body.end_of_stream { Rest::Nothing } else { Rest::ToCome };
+    BodyPart { data: body.body, trailers: None, rest }
 }
 
-/// Creates the two sides of the replies of one stream.
-pub(crate) fn replies() -> (Sender, Replies) {
-    let (sender, receiver) = mpsc::channel(REPLIES_MAX);
-    (Sender(sender), Replies { receiver, is_ended: false })
-}
-
-impl Stream for Replies {
-    type Item = Result<ProcessingResponse, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_ended {
-            return Poll::Ready(None);
-        }
-        self.receiver.poll_recv(cx).map(|outgoing| {
-            Some(match outgoing {
-                Some(Outgoing::Reply(reply)) => Ok(reply),
-                Some(Outgoing::Last(reply)) => {
-                    self.is_ended = true;
-                    Ok(reply)
-                }
-                // Without an error, Envoy would forward the request.
-                None => {
-                    self.is_ended = true;
-                    Err(Status::aborted("the request was not finished"))
-                }
-            })
-        })
-    }
+/// The end of a body in full duplex.
+fn end(trailers: &HttpTrailers) -> Result<BodyPart, StreamEnded> {
+    let trailers = trailers_of(trailers).map_err(|_| StreamEnded)?;
+    Ok(BodyPart { data: Bytes::new(), trailers: Some(trailers), rest: Rest::Nothing })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::StreamExt;
-
-    #[tokio::test]
-    async fn a_stream_that_was_not_finished_ends_with_an_error() {
-        let (sender, mut replies) = replies();
-        let go_on = || reply(Reply::RequestHeaders(Continue::default()));
-        assert!(sender.0.try_send(Outgoing::Reply(go_on())).is_ok());
-        drop(sender);
-        assert!(replies.next().await.unwrap().is_ok());
-        assert!(replies.next().await.unwrap().is_err());
-        assert!(replies.next().await.is_none());
-    }
-
-    #[tokio::test]
-    async fn a_stream_ends_without_an_error_after_its_last_reply() {
-        let (sender, mut replies) = replies();
-        let go_on = reply(Reply::RequestHeaders(Continue::default()));
-        assert!(sender.0.try_send(Outgoing::Last(go_on)).is_ok());
-        assert!(replies.next().await.unwrap().is_ok());
-        assert!(replies.next().await.is_none());
-    }
 
     #[test]
     fn a_body_is_whole_if_envoy_or_its_length_says_so() {
@@ -333,7 +477,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             headers.extend(length.map(|length| (CONTENT_LENGTH, length.parse().unwrap())));
             let body = HttpBody { body: Bytes::from_static(b"four"), end_of_stream };
-            part_of(body, &headers).is_whole
+            buffered(body, &headers).rest == Rest::Nothing
         };
         assert!(part(None, true) && part(Some("4"), true) && part(Some("4"), false));
         assert!(!part(None, false) && !part(Some("5"), false) && !part(Some("x"), false));

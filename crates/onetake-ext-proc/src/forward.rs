@@ -6,16 +6,18 @@ use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use http_body_util::BodyExt;
 use onetake_core::{Cause, Reference};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
     AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
+    UpstreamFailure,
 };
 use tower_service::Service;
 
 use crate::body::EnvoyBody;
 use crate::counters::Counters;
-use crate::exchange::{Exchange, StreamEnded};
+use crate::exchange::{Exchange, ResponseHead, StreamEnded};
 use crate::headers::{difference, forbid_retries, remove_envoys_own, response_head};
 use crate::messages::{HttpHeaders, ProcessingRequest};
 use crate::origin::{Evidence, Origin, evidence};
@@ -55,34 +57,49 @@ impl Service<Request<RequestBody<EnvoyBody>>> for Forward {
 
     fn call(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
         let counters = Arc::clone(&self.0);
-        Box::pin(async move { Ok(forward(&counters, &request).await) })
+        Box::pin(async move { Ok(forward(&counters, request).await) })
     }
 }
 
 async fn forward(
     counters: &Counters,
-    request: &Request<RequestBody<EnvoyBody>>,
+    request: Request<RequestBody<EnvoyBody>>,
 ) -> Response<EnvoyBody> {
-    let extensions = request.extensions();
+    let (parts, body) = request.into_parts();
+    let extensions = &parts.extensions;
     let context = OperationContext::of(extensions);
     let asked = Asked {
         reference: context.and_then(|context| context.attempt()).map(|it| it.id.reference()),
         answers: extensions.get().copied().unwrap_or_default(),
     };
     let Some(exchange) = extensions.get::<Arc<Exchange>>() else {
-        return asked.unreachable();
+        return asked.failed(UpstreamFailure::NotSent);
     };
-    let mut mutation = difference(&exchange.request_headers, request.headers());
+    let taken = match exchange.has_taken_request() {
+        true => match body.collect().await {
+            Ok(body) => Some((body.trailers().is_some(), body.to_bytes())),
+            Err(StreamEnded) => return asked.failed(UpstreamFailure::NotSent),
+        },
+        false => None,
+    };
+    let mut mutation = difference(&exchange.request_headers, &parts.headers);
     if context.and_then(|context| context.key()).is_none() {
         let mut response = Response::new(EnvoyBody::empty());
         response.extensions_mut().insert(PassedOn);
         // If Envoy has left, there is no client to answer.
-        let _left = exchange.pass_on(mutation);
+        let _left = match taken {
+            Some((trailers, body)) => exchange.give_back(mutation, &body, trailers, false),
+            None => exchange.pass_on(mutation),
+        };
         return response;
     }
     forbid_retries(&mut mutation);
-    if exchange.forward(mutation).is_err() {
-        return asked.unreachable();
+    let forwarded = match taken {
+        Some((trailers, body)) => exchange.give_back(mutation, &body, trailers, true),
+        None => exchange.forward(mutation),
+    };
+    if forwarded.is_err() {
+        return asked.failed(UpstreamFailure::NotSent);
     }
     match exchange.response().await {
         Ok((head, message)) => asked.answered(counters, exchange, &head, &message),
@@ -118,16 +135,17 @@ impl Asked {
             );
         }
         match origin {
-            Origin::NotSent => return self.unreachable(),
-            Origin::TimedOut => return self.timed_out(),
-            Origin::Interrupted => return self.interrupted(),
+            Origin::NotSent => return self.failed(UpstreamFailure::NotSent),
+            Origin::TimedOut => return self.failed(UpstreamFailure::TimedOut),
+            Origin::Interrupted => return self.failed(UpstreamFailure::Interrupted),
             Origin::Upstream => {}
             Origin::Unverified => counters.unverified(),
         }
         let Ok((status, headers)) = response_head(head) else {
-            return self.interrupted();
+            return self.failed(UpstreamFailure::Interrupted);
         };
-        exchange.keep_response_headers(headers.clone());
+        let is_all = head.end_of_stream;
+        exchange.keep_response(ResponseHead { headers: headers.clone(), is_all });
         let mut response =
             Response::new(EnvoyBody::of_response(exchange, &headers, head.end_of_stream));
         *response.status_mut() = status;
@@ -143,38 +161,17 @@ impl Asked {
         response
     }
 
-    /// Nothing was sent: the attempt is released.
-    fn unreachable(self) -> Response<EnvoyBody> {
-        let retry = if self.reference.is_some() { ". Retry with the same key" } else { "" };
-        let detail = format!("The upstream cannot be reached. The request was not sent{retry}.");
-        let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
-        self.told(problem, Disposition::Release, Cause::Interrupted)
-    }
-
-    /// Sent without a response: the outcome is unknown.
-    fn interrupted(self) -> Response<EnvoyBody> {
-        let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let cause = Cause::Reported("the upstream closed the connection without a response".into());
-        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
-    }
-
-    fn timed_out(self) -> Response<EnvoyBody> {
-        let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let problem = Problem::new(Code::UpstreamTimeout, detail);
-        self.told(problem, Disposition::Unknown, Cause::TimedOut)
+    fn failed(self, failure: UpstreamFailure) -> Response<EnvoyBody> {
+        failure.respond(self.answers, self.reference).map(EnvoyBody::whole)
     }
 
     /// The client disconnected, or Envoy stopped. Envoy breaks off the request to the upstream.
     fn left(self) -> Response<EnvoyBody> {
         let detail = "The connection ended before the response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
         let cause = Cause::Reported("the client or Envoy ended the request early".into());
-        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
-    }
-
-    fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<EnvoyBody> {
-        let response = self.answers.tell(problem, self.reference);
-        let mut response = response.map(EnvoyBody::whole);
-        AttemptReport::new(disposition).cause(cause).attach(&mut response);
+        let problem = Problem::new(Code::UpstreamInterrupted, detail);
+        let mut response = self.answers.tell(problem, self.reference).map(EnvoyBody::whole);
+        AttemptReport::new(Disposition::Unknown).cause(cause).attach(&mut response);
         response
     }
 }

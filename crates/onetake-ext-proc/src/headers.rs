@@ -5,7 +5,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderMap, HeaderName, He
 use http::{Method, StatusCode, Uri};
 
 use crate::messages::{
-    BoolValue, HeaderLine, HeaderLineOption, HeaderLines, HeaderMutation, HttpHeaders,
+    BoolValue, HeaderLine, HeaderLineOption, HeaderLines, HeaderMutation, HttpHeaders, HttpTrailers,
 };
 
 /// The beginning of the headers that belong to Envoy. They are no part of an outcome.
@@ -125,6 +125,31 @@ pub(crate) fn immediate(wanted: &HeaderMap) -> HeaderMutation {
     mutation
 }
 
+/// Returns the head of a response that Envoy sends as it is.
+pub(crate) fn streamed_head(status: StatusCode, headers: &HeaderMap) -> HeaderLines {
+    let mut lines = joined_lines(headers);
+    let status = Bytes::copy_from_slice(status.as_str().as_bytes());
+    let status = HeaderLine { key: ":status".to_owned(), value: String::new(), raw_value: status };
+    lines.headers.insert(0, status);
+    lines
+}
+
+/// Returns the headers or trailers of a response that Envoy sends as it is. Envoy keeps only the
+/// last line of a name, so the values of a name are joined: to gRPC that is the same.
+pub(crate) fn joined_lines(headers: &HeaderMap) -> HeaderLines {
+    let lines = headers.keys().map(|name| {
+        let values: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+        let raw_value = values.join(&b","[..]).into();
+        HeaderLine { key: name.as_str().to_owned(), value: String::new(), raw_value }
+    });
+    HeaderLines { headers: lines.collect() }
+}
+
+/// Reads trailers.
+pub(crate) fn trailers_of(trailers: &HttpTrailers) -> Result<HeaderMap, UnreadableHead> {
+    read(trailers.trailers.as_ref()).map(|(_, trailers)| trailers)
+}
+
 /// Sets all lines of a header: the first replaces those that are there, the others are added.
 fn set(mutation: &mut HeaderMutation, name: &HeaderName, wanted: &HeaderMap) {
     for (nth, value) in wanted.get_all(name).iter().enumerate() {
@@ -216,5 +241,16 @@ mod tests {
         }
         assert_eq!(response_head(&head(vec![line(":status", "201")])).unwrap().0, 201);
         assert!(response_head(&head(vec![line(":status", "x")])).is_err());
+    }
+
+    #[test]
+    fn the_values_of_a_name_are_one_line_in_a_streamed_answer() {
+        let sent = headers(&[("x-cost", "7"), ("x-part", "a"), ("x-part", "b"), ("x-empty", "")]);
+        let mut lines: Vec<_> = streamed_head(StatusCode::OK, &sent).headers;
+        let first = lines.remove(0);
+        assert_eq!((first.key.as_str(), &first.raw_value[..]), (":status", &b"200"[..]));
+        let trailers = HttpTrailers { trailers: Some(HeaderLines { headers: lines }) };
+        let read = trailers_of(&trailers).unwrap();
+        assert_eq!(read, headers(&[("x-cost", "7"), ("x-part", "a,b"), ("x-empty", "")]));
     }
 }

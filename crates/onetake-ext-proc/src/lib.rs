@@ -17,6 +17,7 @@ mod headers;
 mod messages;
 mod origin;
 mod processor;
+mod replies;
 
 pub use body::EnvoyBody;
 pub use exchange::StreamEnded;

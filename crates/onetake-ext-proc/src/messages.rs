@@ -114,7 +114,8 @@ pub(crate) enum Kind {
 /// The reply to a message.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ProcessingResponse {
-    #[prost(oneof = "Reply", tags = "1, 2, 3, 4, 6, 7")]
+    /// `None` if the message only changes the modes of the filter.
+    #[prost(oneof = "Reply", tags = "1, 2, 3, 4, 5, 6, 7, 11")]
     pub(crate) reply: Option<Reply>,
     #[prost(message, optional, tag = "9")]
     pub(crate) mode_override: Option<ProcessingMode>,
@@ -130,10 +131,14 @@ pub(crate) enum Reply {
     RequestBody(Continue),
     #[prost(message, tag = "4")]
     ResponseBody(Continue),
+    #[prost(message, tag = "5")]
+    RequestTrailers(TrailersResponse),
     #[prost(message, tag = "6")]
     ResponseTrailers(TrailersResponse),
     #[prost(message, tag = "7")]
     Immediate(ImmediateResponse),
+    #[prost(message, tag = "11")]
+    StreamedImmediate(StreamedImmediateResponse),
 }
 
 /// `HeadersResponse` and `BodyResponse`, which have the same form.
@@ -148,10 +153,49 @@ pub(crate) struct Continue {
 pub(crate) struct CommonResponse {
     #[prost(message, optional, tag = "2")]
     pub(crate) header_mutation: Option<HeaderMutation>,
+    #[prost(message, optional, tag = "3")]
+    pub(crate) body_mutation: Option<BodyMutation>,
+}
+
+/// Only the form of bodies in full duplex is used.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct BodyMutation {
+    #[prost(message, optional, tag = "3")]
+    pub(crate) streamed_response: Option<BodyChunk>,
+}
+
+/// `StreamedBodyResponse`
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct BodyChunk {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) body: Bytes,
+    #[prost(bool, tag = "2")]
+    pub(crate) end_of_stream: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(crate) struct TrailersResponse {}
+pub(crate) struct TrailersResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) header_mutation: Option<HeaderMutation>,
+}
+
+/// A part of an answer to the client in place of the upstream: its head, a piece of its body, or
+/// its trailers.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct StreamedImmediateResponse {
+    #[prost(oneof = "AnswerPart", tags = "1, 2, 3")]
+    pub(crate) part: Option<AnswerPart>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+pub(crate) enum AnswerPart {
+    #[prost(message, tag = "1")]
+    Head(HttpHeaders),
+    #[prost(message, tag = "2")]
+    Body(BodyChunk),
+    #[prost(message, tag = "3")]
+    Trailers(HeaderLines),
+}
 
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct HeaderMutation {
@@ -210,6 +254,8 @@ pub(crate) struct ProcessingMode {
     pub(crate) request_body_mode: i32,
     #[prost(enumeration = "BodySendMode", tag = "4")]
     pub(crate) response_body_mode: i32,
+    #[prost(enumeration = "HeaderSendMode", tag = "5")]
+    pub(crate) request_trailer_mode: i32,
     #[prost(enumeration = "HeaderSendMode", tag = "6")]
     pub(crate) response_trailer_mode: i32,
 }
@@ -241,7 +287,31 @@ impl ProcessingMode {
             response_header_mode: skip,
             request_body_mode: none,
             response_body_mode: none,
+            request_trailer_mode: skip,
             response_trailer_mode: skip,
+        }
+    }
+
+    /// Envoy sends bodies and trailers as they arrive, keeps nothing of them, and forwards what it
+    /// gets back.
+    pub(crate) fn full_duplex() -> Self {
+        let (duplex, send) = (BodySendMode::FullDuplexStreamed.into(), HeaderSendMode::Send.into());
+        Self {
+            response_header_mode: send,
+            request_body_mode: duplex,
+            response_body_mode: duplex,
+            request_trailer_mode: send,
+            response_trailer_mode: send,
+        }
+    }
+
+    /// As [`full_duplex`](Self::full_duplex) for the request. Envoy sends nothing of its response.
+    pub(crate) fn full_duplex_request() -> Self {
+        let duplex = Self::full_duplex();
+        Self {
+            request_body_mode: duplex.request_body_mode,
+            request_trailer_mode: duplex.request_trailer_mode,
+            ..Self::nothing()
         }
     }
 }

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{Ready, ready};
-use http::{Request, Response, Version};
+use http::{HeaderMap, Request, Response, Version};
 use http_body::Body;
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Limited};
+use onetake_http::grpc::{error_of, is_grpc};
 use onetake_http::{BoxError, Code, Problem, ProblemFormat};
 use tonic::server::{Grpc, StreamingService};
 use tonic::{Status, Streaming};
@@ -16,13 +17,14 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::body::EnvoyBody;
-use crate::exchange::{Exchange, Replies, Sender, replies};
+use crate::exchange::{Exchange, StreamEnded, Transfer};
 use crate::forward::{FromUpstream, PassedOn};
 use crate::headers::{RequestHead, difference, immediate, request_head};
 use crate::messages::{
     BodySendMode, HttpHeaders, HttpStatus, ImmediateResponse, Kind, Part, ProcessingRequest,
     ProcessingResponse, Value,
 };
+use crate::replies::{Replies, Sender, replies};
 
 /// The only method of the service.
 const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
@@ -75,12 +77,16 @@ where
         let codec = ProstCodec::<ProcessingResponse, ProcessingRequest>::default();
         let grpc = Grpc::new(codec);
         let mut grpc = grpc.apply_max_message_size_config(Some(self.message_bytes_max), None);
-        grpc.streaming(Method(self.service.clone()), request).await
+        let message_bytes_max = self.message_bytes_max;
+        grpc.streaming(Method { service: self.service.clone(), message_bytes_max }, request).await
     }
 }
 
 /// The method `Process`.
-struct Method<S>(S);
+struct Method<S> {
+    service: S,
+    message_bytes_max: usize,
+}
 
 impl<S, Res> StreamingService<ProcessingRequest> for Method<S>
 where
@@ -98,15 +104,20 @@ where
 
     fn call(&mut self, request: tonic::Request<Streaming<ProcessingRequest>>) -> Self::Future {
         let (sender, replies) = replies();
-        tokio::spawn(process(self.0.clone(), request.into_inner(), sender));
+        let service = self.service.clone();
+        tokio::spawn(process(service, request.into_inner(), sender, self.message_bytes_max));
         ready(Ok(tonic::Response::new(replies)))
     }
 }
 
 /// Handles one request, from its head to its response. If it ends early, the stream ends with an
 /// error, and Envoy answers the client with an error.
-async fn process<S, Res>(mut service: S, mut messages: Streaming<ProcessingRequest>, sender: Sender)
-where
+async fn process<S, Res>(
+    mut service: S,
+    mut messages: Streaming<ProcessingRequest>,
+    sender: Sender,
+    message_bytes_max: usize,
+) where
     S: Service<Request<EnvoyBody>, Response = Response<Res>, Error = Infallible>,
     Res: Body<Data = Bytes>,
     Res::Error: Into<BoxError>,
@@ -115,12 +126,12 @@ where
     let Some(Part::RequestHeaders(head)) = first.part.take() else { return };
     let read = request_head(&head);
     let headers = read.as_ref().map(|head| head.headers.clone()).unwrap_or_default();
-    let exchange = Arc::new(Exchange::new(headers, messages, sender));
-    let refusal = match (&read, mistake_in(&first)) {
+    let (transfer, mistake) = transfer_by(&first, is_grpc(&headers));
+    let exchange = Arc::new(Exchange::new(headers, transfer, messages, sender));
+    let refusal = match (&read, mistake) {
         (_, Some(mistake)) => {
             tracing::error!("{mistake}");
-            let detail = "This service is misconfigured. Nothing was forwarded. Report it to the operator of the service, whose log has the reason.";
-            Some(Problem::new(Code::Misconfigured, detail))
+            Some(misconfigured())
         }
         (Err(unreadable), _) => {
             let detail = format!("{unreadable} Nothing was forwarded.");
@@ -130,7 +141,7 @@ where
     };
     if let Some(problem) = refusal {
         let response = ProblemFormat::default().tell(problem, None);
-        let _left = exchange.answer(immediate_response(&response, response.body().clone()));
+        let _left = answer(&exchange, response, None);
         return;
     }
     let Ok(read) = read else { return };
@@ -142,11 +153,17 @@ where
         () = exchange.left() => return,
         else => return,
     };
-    finish(&exchange, response).await;
+    finish(&exchange, response, message_bytes_max).await;
 }
 
-/// Returns the mistake of a filter whose configuration does not keep the promise of this service.
-fn mistake_in(first: &ProcessingRequest) -> Option<&'static str> {
+fn misconfigured() -> Problem {
+    let detail = "This service is misconfigured. Nothing was forwarded. Report it to the operator of the service, whose log has the reason.";
+    Problem::new(Code::Misconfigured, detail)
+}
+
+/// Returns how bodies are read by the modes of the filter, and the mistake of a filter whose
+/// configuration does not keep the promise of this service.
+fn transfer_by(first: &ProcessingRequest, is_call: bool) -> (Transfer, Option<&'static str>) {
     let modes = first.protocol_config.as_ref().map(|modes| {
         (
             modes.request_body_mode(),
@@ -154,20 +171,30 @@ fn mistake_in(first: &ProcessingRequest) -> Option<&'static str> {
             modes.send_body_without_waiting_for_header_response,
         )
     });
-    let partial = BodySendMode::BufferedPartial;
-    match modes {
+    let (none, partial) = (BodySendMode::None, BodySendMode::BufferedPartial);
+    let transfer = match modes {
+        Some((request, response, _)) if is_call && (request, response) == (none, none) => {
+            Transfer::Duplex
+        }
+        _ if is_call => Transfer::Never,
+        _ => Transfer::Buffered,
+    };
+    let mistake = match modes {
         _ if first.observability_mode => Some(
             "the ext_proc filter has observability_mode: true, so it would not wait for replies: \
              every request is refused. Remove observability_mode",
         ),
         Some((request, response, false)) if (request, response) == (partial, partial) => None,
+        Some((_, _, false)) if transfer == Transfer::Duplex => None,
         _ => Some(
             "the ext_proc filter does not hold bodies until they are processed: every request is \
              refused. Write processing_mode: { request_body_mode: BUFFERED_PARTIAL, \
              response_body_mode: BUFFERED_PARTIAL, response_header_mode: SEND } in its \
-             configuration",
+             configuration. For routes of gRPC calls, write request_body_mode: NONE, \
+             response_body_mode: NONE in its overrides",
         ),
-    }
+    };
+    (transfer, mistake)
 }
 
 fn request_of(
@@ -192,7 +219,10 @@ fn request_of(
 }
 
 /// Gives the response to Envoy: as the changes to the response that Envoy has, or whole.
-async fn finish<Res>(exchange: &Exchange, response: Response<Res>)
+///
+/// A response that Envoy does not have is sent in one message. If it has more than `bytes_max` bytes,
+/// Envoy answers with an error.
+async fn finish<Res>(exchange: &Exchange, response: Response<Res>, bytes_max: usize)
 where
     Res: Body<Data = Bytes>,
     Res::Error: Into<BoxError>,
@@ -201,24 +231,60 @@ where
         return;
     }
     // If Envoy has left, there is no client to answer.
-    let _left = match exchange.response_headers() {
+    let _left = match exchange.response_head() {
         Some(has) if response.extensions().get::<FromUpstream>().is_some() => {
-            exchange.finish(difference(has, response.headers()))
+            let changes = difference(&has.headers, response.headers());
+            exchange.finish_with(changes, response.into_body()).await
         }
         _ => {
             let (parts, body) = response.into_parts();
-            let Ok(body) = body.collect().await else { return };
-            let response = Response::from_parts(parts, ());
-            exchange.answer(immediate_response(&response, body.to_bytes()))
+            let Ok(body) = Limited::new(body, bytes_max).collect().await else { return };
+            let trailers = body.trailers().cloned();
+            let response = Response::from_parts(parts, body.to_bytes());
+            answer(exchange, response, trailers.as_ref())
         }
     };
 }
 
-fn immediate_response<B>(response: &Response<B>, body: Bytes) -> ImmediateResponse {
+/// Answers the client in place of the upstream.
+fn answer(
+    exchange: &Exchange,
+    response: Response<Bytes>,
+    trailers: Option<&HeaderMap>,
+) -> Result<(), StreamEnded> {
+    if !exchange.is_call() {
+        return exchange.answer(immediate_response(response));
+    }
+    let response = match exchange.is_misconfigured() {
+        true => ProblemFormat::default().tell(misconfigured(), None),
+        false => response,
+    };
+    let response = error_of(response, Bytes::new);
+    if exchange.can_answer_call() {
+        return exchange.answer_call(&response, trailers);
+    }
+    // Once the request has gone on, Envoy can be given an error in place of the response, and
+    // nothing with a message.
+    let response = match response.body().is_empty() && trailers.is_none() {
+        true => response,
+        false => error_of(ProblemFormat::default().tell(settled_elsewhere(), None), Bytes::new),
+    };
+    exchange.answer(immediate_response(response))
+}
+
+/// The problem of a call whose outcome is not the upstream's response.
+fn settled_elsewhere() -> Problem {
+    let detail = "The outcome of the operation was recorded elsewhere while it ran. Retry with the same key to get it.";
+    Problem::new(Code::OutcomePending, detail).retry_after(1)
+}
+
+/// An answer that Envoy makes itself. To a gRPC call it makes an error without a message, with the
+/// status and the details that the headers have.
+fn immediate_response(response: Response<Bytes>) -> ImmediateResponse {
     ImmediateResponse {
         status: Some(HttpStatus { code: i32::from(response.status().as_u16()) }),
         headers: Some(immediate(response.headers())),
-        body,
+        body: response.into_body(),
         details: "onetake".to_owned(),
     }
 }
@@ -244,7 +310,16 @@ mod tests {
                 ..Default::default()
             }
         };
-        assert!(mistake_in(&first(BufferedPartial, BufferedPartial, false, false)).is_none());
+        let mistake_in = |first: &ProcessingRequest, is_call| transfer_by(first, is_call).1;
+        let gathers = first(BufferedPartial, BufferedPartial, false, false);
+        assert_eq!(transfer_by(&gathers, false), (Transfer::Buffered, Option::None));
+        // Calls without a key pass. One with a key is refused once its body is needed.
+        assert_eq!(transfer_by(&gathers, true), (Transfer::Never, Option::None));
+        let for_calls = first(None, None, false, false);
+        assert_eq!(transfer_by(&for_calls, true), (Transfer::Duplex, Option::None));
+        assert!(mistake_in(&for_calls, false).is_some(), "other requests on a route for calls");
+        assert!(mistake_in(&first(None, None, true, false), true).is_some());
+        assert!(mistake_in(&first(None, None, false, true), true).is_some());
         for bad in [
             first(BufferedPartial, BufferedPartial, true, false),
             first(BufferedPartial, BufferedPartial, false, true),
@@ -254,7 +329,8 @@ mod tests {
             first(Buffered, Buffered, false, false),
             ProcessingRequest::default(),
         ] {
-            assert!(mistake_in(&bad).is_some(), "{bad:?}");
+            assert!(mistake_in(&bad, false).is_some(), "{bad:?}");
+            assert!(mistake_in(&bad, true).is_some(), "{bad:?}");
         }
     }
 }

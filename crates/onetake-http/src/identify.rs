@@ -201,7 +201,7 @@ impl Received {
         let print =
             print.map_err(|problem| Refusal::new(&head.policy, problem).referring(Some(&name)))?;
         let limits = velocity::limits(&head.policy, &head.scope, &payload, &shared.secrets);
-        // From here on the body is needed as bytes alone. Read as JSON, it can take twenty times
+        // From here on the body is needed as bytes alone. Read as JSON, it can take several times
         // its size, and the request may wait for a long time.
         let data = payload.into_data();
         let operation = Box::new(operation(shared, &head, &name, print));

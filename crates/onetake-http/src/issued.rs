@@ -19,7 +19,7 @@ use time::format_description::well_known::Rfc3339;
 use onetake_core::clock::Timestamp;
 use onetake_core::{Failure, Key, Rng};
 
-use crate::json::{self, Limits, Value};
+use crate::json::{self, Limits};
 use crate::policy::Policy;
 use crate::problem::{Code, Problem};
 
@@ -158,23 +158,26 @@ pub(crate) struct KeyRequest {
 }
 
 /// Reads the body of a request for a key: `{"method": "POST", "path": "/v1/charges"}`.
-pub(crate) fn parse_key_request(body: &[u8]) -> Result<KeyRequest, Problem> {
+pub(crate) fn parse_key_request(body: &Bytes) -> Result<KeyRequest, Problem> {
     let bad = |what: &str| {
         let detail = format!(
             "{what}. Send the method and path that the key is for, such as {{\"method\": \"POST\", \"path\": \"/v1/charges\"}}."
         );
         Problem::new(Code::RequestBodyInvalid, detail)
     };
-    let value = json::parse(body, Limits::default())
+    let document = json::parse(body.clone(), Limits::default())
         .map_err(|error| bad(&format!("The body is not JSON: {error}")))?;
-    let Value::Object(members) = &value else { return Err(bad("The body is not a JSON object")) };
-    let text = |name: &str| match members.get(name) {
-        Some(Value::String(text)) => Ok(text.clone()),
-        _ => Err(bad(&format!("`{name}` is missing or not a string"))),
+    let object = document.root();
+    if !object.is_object() {
+        return Err(bad("The body is not a JSON object"));
+    }
+    let text = |name: &str| {
+        let text = object.member(name).and_then(|value| value.text());
+        text.ok_or_else(|| bad(&format!("`{name}` is missing or not a string")))
     };
     let method = Method::from_bytes(text("method")?.as_bytes());
     let method = method.map_err(|_| bad("`method` is not an HTTP method"))?;
-    let path = text("path")?;
+    let path = text("path")?.to_owned();
     if !path.starts_with('/') || path.contains(['?', '#']) {
         return Err(bad("`path` is not a path, or has a query"));
     }
@@ -252,7 +255,7 @@ mod tests {
     #[test]
     fn what_is_wanted_is_read_or_explained() {
         let read = |text: &str| {
-            parse_key_request(text.as_bytes()).map(|wanted| (wanted.method, wanted.path))
+            parse_key_request(&text.to_owned().into()).map(|wanted| (wanted.method, wanted.path))
         };
         let right = read("{\"method\":\"POST\",\"path\":\"/v1/charges\"}").ok().unwrap();
         assert_eq!(right, (Method::POST, "/v1/charges".to_owned()));

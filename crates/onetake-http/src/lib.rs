@@ -67,7 +67,7 @@ pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, Mistake, OnStoreDown, Policy, PolicyError, Preset,
     PresetValues, RequestValue,
 };
-pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
+pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses, UpstreamFailure};
 pub use routes::{AmbiguousRequest, PathCase, RouteTable, Routes, TrailingSlash};
 pub use secrets::Secrets;
 pub use service::{ATTEMPT_HEADERS, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};

@@ -32,6 +32,7 @@ use crate::identify::Identified;
 use crate::key;
 use crate::layer::LayerState;
 use crate::memory::BodyPermit;
+use crate::policy::{InFlight, KeySource};
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Refusal;
 use crate::service::ATTEMPT_HEADERS;
@@ -47,7 +48,7 @@ enum NextStep<Req> {
 /// Answers a request with the outcome of its operation. A request without an operation gets the
 /// response of the inner service.
 pub(crate) async fn answer<S, Req, Res>(
-    mut inner: S,
+    inner: S,
     shared: &Arc<LayerState>,
     (parts, body): (Box<Parts>, Req),
     trace: &Arc<Trace>,
@@ -65,16 +66,67 @@ where
         Ok(NextStep::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
         Ok(NextStep::PassOn(parts, body, _place)) => {
             trace.set_outcome("passed_on");
-            let is_inside = is_inside(&parts);
-            let mut response = inner.call(Request::from_parts(*parts, body)).await?;
-            // Clients never get `Onetake-Outcome`. If another layer runs this operation around this
-            // one, the header is kept for that layer.
-            if !is_inside {
-                response.headers_mut().remove(ONETAKE_OUTCOME);
-            }
-            Ok(response.map(ResponseBody::untouched))
+            pass_on(inner, *parts, body).await
         }
     }
+}
+
+/// Returns true if no policy concerns a request: it goes to the inner service as it is. That is
+/// known without reading the request. A request that may have a key is read, step by step.
+pub(crate) fn passes_through(shared: &LayerState, parts: &Parts) -> bool {
+    if key::has_header(&parts.headers) {
+        return false;
+    }
+    let Ok(policy) = shared.policies.try_resolve(parts) else { return false };
+    policy.is_none_or(|policy| {
+        let needs_no_key = matches!(policy.key.source, KeySource::Header) && !policy.key.required;
+        let is_checked = matches!(policy.in_flight, InFlight::Async(_));
+        !policy.is_keyed(&parts.method) || (needs_no_key && !is_checked)
+    })
+}
+
+/// Calls the inner service with a request that no policy concerns.
+pub(crate) async fn pass_through<S, Req, Res>(
+    inner: S,
+    mut parts: Parts,
+    body: Req,
+) -> Result<Response<ResponseBody<Res>>, S::Error>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
+{
+    parts.extensions.get_or_insert_default::<OperationContext>();
+    let body = untouched(&mut parts, body);
+    pass_on(inner, parts, body).await
+}
+
+/// Prepares a request without an operation of this layer. There is no attempt, so the inner service
+/// must not take a client's headers for one.
+fn untouched<Req>(parts: &mut Parts, body: Req) -> RequestBody<Req> {
+    if !is_inside(parts) {
+        for name in ATTEMPT_HEADERS {
+            parts.headers.remove(name);
+        }
+    }
+    RequestBody::untouched(body, ExactEnd::applies(parts))
+}
+
+/// Calls the inner service with a request that has no operation of this layer.
+async fn pass_on<S, Req, Res>(
+    mut inner: S,
+    parts: Parts,
+    body: RequestBody<Req>,
+) -> Result<Response<ResponseBody<Res>>, S::Error>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
+{
+    let is_inside = is_inside(&parts);
+    let mut response = inner.call(Request::from_parts(parts, body)).await?;
+    // Clients never get `Onetake-Outcome`. If another layer runs this operation around this one, the
+    // header is kept for that layer.
+    if !is_inside {
+        response.headers_mut().remove(ONETAKE_OUTCOME);
+    }
+    Ok(response.map(ResponseBody::untouched))
 }
 
 /// Reads the request, identifies its operation, and checks that the operation may run.
@@ -89,13 +141,7 @@ where
 {
     parts.extensions.get_or_insert_default::<OperationContext>();
     let Some(head) = Head::read(shared, &parts, trace).await? else {
-        if !is_inside(&parts) {
-            // There is no attempt. The inner service must not take a client's headers for one.
-            for name in ATTEMPT_HEADERS {
-                parts.headers.remove(name);
-            }
-        }
-        let body = RequestBody::untouched(body, ExactEnd::applies(&parts));
+        let body = untouched(&mut parts, body);
         return Ok(NextStep::PassOn(parts, body, None));
     };
     key::write_once(&mut parts.headers, &head.policy.key.source);

@@ -1,10 +1,7 @@
 //! Recordings of responses, and their replay.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::{
-    CONNECTION, CONTENT_LENGTH, DATE, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE,
-    SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
-};
+use http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, HeaderValue, LOCATION};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::Body;
 
@@ -31,28 +28,41 @@ const REPLAY_MARKS: [(HeaderName, HeaderValue); 3] = [
     (HeaderName::from_static("x-cache-lookup"), HeaderValue::from_static("HIT")),
 ];
 
-/// Headers that are valid for one connection only.
-pub(crate) const HOP_BY_HOP: [HeaderName; 7] = [
-    CONNECTION,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-];
+/// Returns true if a header is valid for one connection only.
+fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
 
-/// Removes the headers that are valid for one connection only, including those that `Connection`
-/// names.
-pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = headers
+/// Returns the headers that `Connection` names.
+fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
         .get_all(CONNECTION)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
-        .collect();
-    for name in named.iter().chain(&HOP_BY_HOP) {
+        .collect()
+}
+
+/// Removes the headers that are valid for one connection only, including those that `Connection`
+/// names.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    // Most messages have none: one look at each name is cheaper than a search for each header.
+    if !headers.keys().any(is_hop_by_hop) {
+        return;
+    }
+    let own = headers.keys().filter(|name| is_hop_by_hop(name)).cloned();
+    let all: Vec<_> = own.chain(named_by_connection(headers)).collect();
+    for name in all {
         headers.remove(name);
     }
 }
@@ -60,23 +70,28 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 /// Returns true if a header belongs to the outcome. Headers about the time of the response, its
 /// trace or its first client do not.
 pub(crate) fn is_kept(name: &HeaderName) -> bool {
-    let fixed = [DATE, SET_COOKIE, WWW_AUTHENTICATE, PROXY_AUTHENTICATE, ONETAKE_OUTCOME];
     let text = name.as_str();
-    let traces = [
-        "traceparent",
-        "tracestate",
-        "b3",
-        "x-request-id",
-        "x-trace-id",
-        "x-amzn-trace-id",
-        "x-cloud-trace-context",
-    ];
+    let is_fixed = matches!(
+        text,
+        "date"
+            | "set-cookie"
+            | "www-authenticate"
+            | "proxy-authenticate"
+            | "onetake-outcome"
+            | "idempotency-reference"
+            | "traceparent"
+            | "tracestate"
+            | "b3"
+            | "x-request-id"
+            | "x-trace-id"
+            | "x-amzn-trace-id"
+            | "x-cloud-trace-context"
+            | "x-idempotency-replayed"
+            | "idempotent-replayed"
+            | "x-cache-lookup"
+    );
     let families = ["ratelimit", "x-ratelimit", "x-rate-limit", "x-b3-"];
-    !fixed.contains(name)
-        && !traces.contains(&text)
-        && !families.iter().any(|family| text.starts_with(family))
-        && !REPLAY_MARKS.iter().any(|(mark, _)| mark == name)
-        && *name != IDEMPOTENCY_REFERENCE
+    !is_fixed && !families.iter().any(|family| text.starts_with(family))
 }
 
 /// Returns the recording of a response. `body` is `None` if the body is not kept.
@@ -87,16 +102,18 @@ pub fn record(
     body: Option<Bytes>,
     trailers: Option<&HeaderMap>,
 ) -> Recording {
-    let mut kept = headers.clone();
-    strip_hop_by_hop(&mut kept);
+    let named = named_by_connection(headers);
     let length = body.as_ref().map(|body| HeaderValue::from(body.len()));
     let mut head = BytesMut::with_capacity(256);
     head.put_u8(VERSION);
     head.put_u16(status.as_u16());
-    put_headers(&mut head, &kept, |name, value| {
+    put_headers(&mut head, headers, |name, value| {
         // A `Content-Length` that differs from the recorded body, or has no recorded body, would
         // break the replay.
-        is_kept(name) && (*name != CONTENT_LENGTH || Some(value) == length.as_ref())
+        is_kept(name)
+            && !is_hop_by_hop(name)
+            && !named.contains(name)
+            && (*name != CONTENT_LENGTH || Some(value) == length.as_ref())
     });
     put_headers(&mut head, trailers.unwrap_or(&HeaderMap::new()), |name, _| is_kept(name));
     Recording { head: head.freeze(), body }
@@ -136,9 +153,9 @@ fn put_headers(
     keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
 ) {
     // Repeated headers are separate entries, in their order.
-    let lines: Vec<_> = headers.iter().filter(|(name, value)| keep(name, value)).collect();
-    out.put_u16(u16::try_from(lines.len()).unwrap_or(u16::MAX));
-    for (name, value) in lines.into_iter().take(usize::from(u16::MAX)) {
+    let lines = || headers.iter().filter(|(name, value)| keep(name, value));
+    out.put_u16(u16::try_from(lines().count()).unwrap_or(u16::MAX));
+    for (name, value) in lines().take(usize::from(u16::MAX)) {
         put_slice(out, name.as_str().as_bytes());
         put_slice(out, value.as_bytes());
     }
@@ -273,6 +290,15 @@ mod tests {
         ]);
         let read = recorded(&record(StatusCode::OK, &sent, Some("body".into()), None)).unwrap();
         assert_eq!(read.headers, headers(&[("x-kept", "yes")]));
+    }
+
+    /// A recording of a response that came through another onetake must not have its marks.
+    #[test]
+    fn the_marks_of_a_replay_are_not_recorded() {
+        for name in REPLAY_MARKS.map(|(name, _)| name).into_iter().chain([ONETAKE_OUTCOME]) {
+            assert!(!is_kept(&name), "{name}");
+        }
+        assert!(!is_kept(&IDEMPOTENCY_REFERENCE));
     }
 
     #[test]

@@ -75,12 +75,19 @@ where
         let shared = Arc::clone(&self.shared);
         // The span begins here and not at the first poll, because the caller's span may be current
         // during this call only.
-        let trace = Arc::new(Trace::begin(request.method()));
+        let trace = Trace::begin(request.method());
         let call = grpc::is_grpc(request.headers());
         let span = trace.span();
         let endpoint = Endpoint::of(&shared, &request);
-        // Boxed, because a future can hold a moved argument in more than one place.
         let (parts, body) = request.into_parts();
+        if endpoint.is_none() && span.is_disabled() && pipeline::passes_through(&shared, &parts) {
+            return Box::pin(async move {
+                let response = pipeline::pass_through(inner, parts, body).await?;
+                Ok(if call { grpc::error_of(response, ResponseBody::empty) } else { response })
+            });
+        }
+        let trace = Arc::new(trace);
+        // Boxed, because a future can hold a moved argument in more than one place.
         let parts = Box::new(parts);
         let answering = async move {
             let answer = match endpoint {

@@ -48,18 +48,27 @@ impl Checks<'_, '_> {
 
     /// Completes the configuration of an external processor. Envoy forwards, so no upstream counts.
     pub(super) fn ext_proc(&mut self, file: File) -> Option<Config> {
-        let config = self.complete(file, Some(Uri::from_static(BY_ENVOY)))?;
-        let routes = config.routes.iter().enumerate();
-        let routes = routes.map(|(index, route)| (format!("route[{index}]"), &route.settings));
-        for (path, settings) in routes.chain([("defaults".to_owned(), &config.defaults)]) {
-            if matches!(settings.policy.in_flight, InFlight::Async(_)) {
-                let fault = ValueError::new(
-                    "\"async\" cannot work behind Envoy, which breaks off a request once it is answered",
-                    "write in_flight = \"wait\" or \"reject\", or use the gateway for this route",
-                );
-                let field = format!("{path}.in_flight");
-                self.refuse(&field, &field, fault.showing(Some("\"async\"".to_owned())));
+        let shared = file.gateway.upstream.clone().or_else(|| file.defaults.upstream.clone());
+        let mut config = self.complete(file, Some(Uri::from_static(BY_ENVOY)))?;
+        let is_async =
+            |settings: &Settings| matches!(settings.policy.in_flight, InFlight::Async(_));
+        let mut homeless = Vec::new();
+        for (index, route) in config.routes.iter_mut().enumerate() {
+            let is_envoys = route.upstream == Uri::from_static(BY_ENVOY);
+            match (is_async(&route.settings) && is_envoys, &shared) {
+                (true, Some(shared)) => route.upstream = shared.clone(),
+                (true, None) => homeless.push(format!("route[{index}].in_flight")),
+                (false, _) => {}
             }
+        }
+        // Requests without a route go through Envoy.
+        homeless.extend(is_async(&config.defaults).then(|| "defaults.in_flight".to_owned()));
+        for field in homeless {
+            let fault = ValueError::new(
+                "\"async\" needs an upstream: Envoy breaks off a request once it is answered, so the processor sends it itself",
+                "write upstream = \"http://127.0.0.1:3000\" below this route, or in_flight = \"wait\" or \"reject\"",
+            );
+            self.refuse(&field, &field, fault.showing(Some("\"async\"".to_owned())));
         }
         Some(config)
     }

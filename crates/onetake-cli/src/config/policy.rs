@@ -296,11 +296,12 @@ table! {
     layered
     /// `statuses`: the statuses of some errors.
     pub(super) struct Statuses [Clone, Debug, Default] ("statuses", "{ mismatch = 422, in_flight = 409 }") {
-        /// Another payload under a known key. With `errors = "stripe"` the default is 400.
+        /// The status for another payload under a known key. With `errors = "stripe"` the default
+        /// is 400.
         mismatch: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.statuses.mismatch).else_says("422"),
-        /// An attempt is in progress.
+        /// The status while an attempt is in progress.
         in_flight: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.statuses.in_flight).else_says("409"),
-        /// The attempt was still in progress when the wait was over.
+        /// The status if the attempt is still in progress when the wait is over.
         wait_timeout: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.statuses.wait_timeout).else_says("504"),
     }
 }

@@ -128,7 +128,7 @@ fn parse_request(text: &str) -> Result<Template, ValueError> {
         ));
     }
     let pieces = pieces(target).map_err(|what| bad(&what))?;
-    // The upstream knows these two. It does not know references, and a tenant has many operations.
+    // Services keep these two with their effects. A tenant has many operations.
     let names_it =
         |piece| matches!(piece, &Piece::Place(Placeholder::DerivedKey | Placeholder::Key));
     if !pieces.iter().any(names_it) {

@@ -76,9 +76,9 @@ table! {
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
         /// GET, HEAD, OPTIONS and TRACE are always passed on.
         unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
-        /// The time for which an idle client connection is kept open. Longer than that of a load
-        /// balancer in front of the gateway, which would otherwise send requests into connections
-        /// that are just being closed.
+        /// The time for which an idle client connection is kept open. It should be longer than that
+        /// of a load balancer in front of the gateway, or the balancer sends requests into
+        /// connections that are just being closed.
         keep_alive: Duration = duration("1s", "1h", "75s").or("\"75s\""),
         /// The time between SIGTERM and the end of the listener. `/readyz` answers 503 meanwhile, so
         /// that load balancers stop sending traffic.

@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use onetake_core::Clock;
-use onetake_http::{BoxError, ProblemFormat};
+use onetake_http::{BoxError, Code, ProblemFormat};
 
 use super::activity::{Activity, Running};
 use super::client_stream::ClientStream;
@@ -36,8 +36,20 @@ const HANDSHAKE_AT_STOP: Duration = Duration::from_secs(1);
 /// Name of the metric of connections that were not ended in order.
 const CUT: &str = "onetake_connections_cut_total";
 
+/// Name of the metric of problems.
+const PROBLEMS: &str = "onetake_problems_total";
+
+/// Counts a problem that a client gets. Every refusal of the gateway is one.
+pub(super) fn count_problem(code: Code) {
+    metrics::counter!(PROBLEMS, "code" => code.as_str()).increment(1);
+}
+
 /// Registers the metrics of connections.
 pub(super) fn describe_metrics() {
+    metrics::describe_counter!(PROBLEMS, "Problems that clients got as answers, by code.");
+    for code in Code::ALL {
+        metrics::counter!(PROBLEMS, "code" => code.as_str()).increment(0);
+    }
     metrics::describe_counter!(CUT, "Client connections that were cut off, by reason.");
     for reason in CutReason::ALL {
         metrics::counter!(CUT, "reason" => reason.label()).increment(0);
@@ -117,6 +129,9 @@ impl<E: Answer> ClientConnection<E> {
             let answer = self.edge.answer(self.peer, Arc::clone(&self.place), request);
             async move {
                 let mut response = answer.await;
+                if let Some(code) = response.extensions().get::<Code>() {
+                    count_problem(*code);
+                }
                 mark_end(&mut response, version, phase.is_leaving(), &activity);
                 Ok::<_, Infallible>(response.map(|body| running.respond(body)))
             }

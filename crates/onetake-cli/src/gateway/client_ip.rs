@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use http::HeaderMap;
 
-use super::edge::X_FORWARDED_FOR;
+use super::forwarding::X_FORWARDED_FOR;
 
 /// Returns the client's address: the peer, or the address that trusted proxies report in
 /// `X-Forwarded-For`.

@@ -11,10 +11,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
-use onetake_http::ProblemFormat;
+use onetake_http::{Code, ProblemFormat};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
+use super::client_connection::count_problem;
 use super::request_heads;
 
 /// Maximum number of bytes that are discarded after the end of a connection.
@@ -67,7 +68,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
 
     /// Returns the refusal to write in place of these bytes, if they are one of hyper itself. That
     /// is so if a head has arrived that did not become a request.
-    fn refusal_for(&self, bytes: &[u8]) -> Option<Bytes> {
+    fn refusal_for(&self, bytes: &[u8]) -> Option<(Code, Bytes)> {
         let activity = &self.activity;
         let is_other = !activity.has_head()
             || activity.is_running()
@@ -77,7 +78,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     }
 
     /// Keeps the refusal for the next write. Hyper's own bytes count as written.
-    fn refuse(&mut self, refusal: Bytes, written: usize) -> Poll<io::Result<usize>> {
+    fn refuse(
+        &mut self,
+        (code, refusal): (Code, Bytes),
+        written: usize,
+    ) -> Poll<io::Result<usize>> {
+        count_problem(code);
         self.activity.set_refused(true);
         self.refusal = refusal;
         Poll::Ready(Ok(written))

@@ -23,8 +23,7 @@ use http::{HeaderMap, Method, Response, StatusCode};
 use crate::config;
 
 /// The response headers of the gateway that a page may read.
-const EXPOSED: &str =
-    "Idempotency-Reference, Idempotent-Replayed, X-Idempotency-Replayed, Retry-After, Location";
+const EXPOSED: &str = "Idempotency-Reference, Idempotent-Replayed, X-Idempotency-Replayed, Retry-After, RateLimit, RateLimit-Policy, Location";
 
 /// The headers that an upstream may have set for another origin.
 const REPLACED: [HeaderName; 5] = [

@@ -1,17 +1,14 @@
 //! The edge: the first step of a request. It refuses requests that two servers could read
 //! differently, corrects forwarding headers, and finds the plan.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{
-    CONNECTION, COOKIE, FORWARDED, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING,
-};
+use http::header::{CONNECTION, COOKIE, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::uri::Authority;
-use http::{Method, Request, Response, Version};
+use http::{HeaderMap, Method, Request, Response, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use tower_service::Service;
@@ -29,6 +26,7 @@ use onetake_http::{
 use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::cors::CorsRequest;
+use super::forwarding::{Hop, X_REAL_IP, host_of, remove_claims};
 use super::in_flight::{Connection, Held, REQUESTS};
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
@@ -36,11 +34,6 @@ use super::request_heads::check_size;
 use super::trailer_names::check_trailer_names;
 use crate::traces::Parent;
 
-pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
-const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 /// Prefix of the forwarding headers.
 const X_FORWARDED: &str = "x-forwarded-";
 
@@ -56,13 +49,17 @@ pub(super) type ConnectionPermit = Arc<Connection>;
 
 /// The whole gateway as one service.
 pub(super) struct Edge {
-    inner: Onetake<Proxy>,
+    inner: Onetake<Proxy<Incoming>>,
     plans: Arc<Plans>,
     clock: Arc<dyn Clock>,
 }
 
 impl Edge {
-    pub(super) fn new(inner: Onetake<Proxy>, plans: Arc<Plans>, clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(
+        inner: Onetake<Proxy<Incoming>>,
+        plans: Arc<Plans>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self { inner, plans, clock }
     }
 }
@@ -98,7 +95,7 @@ impl Answer for Edge {
                 return cors.permit(request).map(whole);
             }
             let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
-            let mut response = match admit(plans, peer.ip(), &mut parts) {
+            let mut response = match admit(plans, peer, &place, &mut parts) {
                 Err(problem) => {
                     let is_ambiguous = problem.code() == Code::RequestRefused;
                     let mut response = plans.answers.tell(problem, None).map(whole);
@@ -113,11 +110,13 @@ impl Answer for Edge {
                         false => response,
                     }
                 }
-                Ok(plan) => {
-                    parts.extensions.insert(Arc::clone(&plan));
+                Ok(routed) => {
+                    let plan = Arc::clone(&routed.plan);
                     parts.extensions.insert(place.bodies());
-                    parts.extensions.insert(place);
-                    parts.extensions.insert(ExactEnd);
+                    parts.extensions.insert(routed);
+                    if parts.version == Version::HTTP_2 {
+                        parts.extensions.insert(ExactEnd);
+                    }
                     let parent = Parent::take(&mut parts.headers);
                     let request = Request::from_parts(parts, body);
                     let mut inner = inner.clone();
@@ -167,11 +166,36 @@ fn whole(body: Bytes) -> AnyBody {
     Held::new(Either::Right(Full::new(body)), [None, None])
 }
 
+/// The plan of a request, in its extensions.
+#[derive(Clone)]
+pub(super) struct Routed {
+    pub(super) plan: Arc<Plan>,
+    /// The client's connection; `None` if the request comes through Envoy.
+    pub(super) connection: Option<ConnectionPermit>,
+    /// True if the request has no headers of its connection, such as `Connection` or `TE`.
+    pub(super) is_plain: bool,
+}
+
 /// Checks and prepares the head of a request.
-fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
-    connection(plans, parts)?;
-    let host = host(parts)?;
-    transfer_encoding(parts)?;
+fn admit(
+    plans: &Plans,
+    peer: SocketAddr,
+    place: &ConnectionPermit,
+    parts: &mut Parts,
+) -> Result<Routed, Problem> {
+    // One look at each name is cheaper than a search for each header that could be there.
+    let is_plain = !parts.headers.keys().any(|name| is_special(plans, name));
+    if !is_plain {
+        connection(plans, parts)?;
+    }
+    let known = place.hop.get().filter(|hop| hop.is_of(parts));
+    let new = match known {
+        Some(_) => None,
+        None => Some(Hop::new(peer.ip(), host_of(parts)?, plans.proto)?),
+    };
+    if !is_plain {
+        transfer_encoding(parts)?;
+    }
     cookies(&mut parts.headers);
     check_size(parts, plans.heads)?;
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
@@ -181,29 +205,69 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
         return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
     }
     let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
-    for name in BELIEVED {
-        parts.headers.remove(name);
-    }
-    lookalikes(plans, &mut parts.headers);
-    check_trailer_names(plans, &mut parts.headers);
-    let trusted = plans.trusts(peer);
-    if !trusted {
-        for name in &plans.tenant_headers {
-            parts.headers.remove(name);
-        }
+    let trusted = plans.trusts(peer.ip());
+    if !is_plain {
+        remove_forged(plans, trusted, &mut parts.headers);
     }
     if plans.tells_addresses
-        && let Some(client) = client_of(peer, &parts.headers, |address| plans.trusts(address))
+        && let Some(client) = client_of(peer.ip(), &parts.headers, |address| plans.trusts(address))
     {
         parts.extensions.insert(ClientIp(client));
     }
-    forwarding(parts, peer, trusted, host, plans.proto);
-    Ok(plan)
+    if let Some(hop) = known.or(new.as_ref()) {
+        hop.write(&mut parts.headers, trusted);
+    }
+    if let Some(new) = new {
+        let _has_one = place.hop.set(new);
+    }
+    Ok(Routed { plan, connection: Some(Arc::clone(place)), is_plain })
+}
+
+/// True if the edge or the proxy treats this header in a way of its own. All other headers go to
+/// the upstream as they are.
+fn is_special(plans: &Plans, name: &HeaderName) -> bool {
+    let text = name.as_str();
+    let is_known = matches!(
+        text,
+        "connection"
+            | "forwarded"
+            | "http2-settings"
+            | "idempotency-derived-key"
+            | "idempotency-fence"
+            | "idempotency-reference"
+            | "keep-alive"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+            | "x-real-ip"
+    );
+    // The name of a lookalike has an underscore, or a protected name has one.
+    is_known
+        || text.starts_with(X_FORWARDED)
+        || text.contains('_')
+        || plans.tenant_headers.iter().any(|known| is_alike(known.as_str(), text))
+}
+
+/// Removes headers that only the gateway or a trusted proxy may set.
+fn remove_forged(plans: &Plans, is_trusted: bool, headers: &mut HeaderMap) {
+    for name in BELIEVED {
+        headers.remove(name);
+    }
+    lookalikes(plans, headers);
+    check_trailer_names(plans, headers);
+    if !is_trusted {
+        for name in &plans.tenant_headers {
+            headers.remove(name);
+        }
+        remove_claims(headers);
+    }
 }
 
 /// Removes headers that differ from a protected one only by `_` for `-`. Many servers read
 /// `X_Account` as `X-Account`, so a client must not set either.
-pub(super) fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
+pub(super) fn lookalikes(plans: &Plans, headers: &mut HeaderMap) {
     let is_one = |name: &&HeaderName| {
         let text = name.as_str();
         let is_alike = |known: &str| known != text && is_alike(known, text);
@@ -269,46 +333,23 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
 }
 
 /// Joins cookie lines: HTTP/2 may send several, HTTP/1 only one.
-fn cookies(headers: &mut http::HeaderMap) {
+fn cookies(headers: &mut HeaderMap) {
+    if headers.get_all(COOKIE).iter().nth(1).is_none() {
+        return;
+    }
     let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
-    if lines.len() > 1
-        && let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..]))
-    {
+    if let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
     }
 }
 
-/// Returns the host of the request. There must be exactly one, in the `Host` header or the target.
-fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
-    let mut hosts = parts.headers.get_all(HOST).iter();
-    let first = hosts.next().cloned();
-    if hosts.next().is_some() {
-        return Err(refused("The request has more than one Host header."));
-    }
-    let in_uri = parts.uri.authority().map(|authority| authority.as_str().to_owned());
-    let host = match (first, in_uri) {
-        (Some(host), Some(uri)) if !host.as_bytes().eq_ignore_ascii_case(uri.as_bytes()) => {
-            return Err(refused(
-                "The Host header and the target of the request name different hosts.",
-            ));
-        }
-        (Some(host), _) => host,
-        // HTTP/2 has the host in the target alone. In HTTP/1.1 the header is required as well.
-        (None, Some(uri)) if parts.version != Version::HTTP_11 => {
-            HeaderValue::from_str(&uri).map_err(|_| refused("The host is malformed."))?
-        }
-        (None, None) if parts.version <= Version::HTTP_10 => HeaderValue::from_static("localhost"),
-        (None, _) => return Err(refused("The request has no Host header.")),
-    };
-    let text = host.to_str().map_err(|_| refused("The Host header is malformed."))?;
-    if text.contains('@') || text.parse::<Authority>().is_err() {
-        return Err(refused("The Host header is malformed."));
-    }
-    parts.headers.insert(HOST, host.clone());
-    Ok(host)
-}
-
 /// Allows `chunked` only, and only in HTTP/1.1.
+///
+/// A `Content-Length` beside it cannot be seen here: hyper removes it, reads the body by its chunks,
+/// and closes the connection after the response. RFC 9112 (6.3) allows that or a refusal. The bytes
+/// of the connection (`ClientStream`) do not help: where the head of a pipelined request begins is
+/// known only to the parser, so a refusal there would miss some requests, and could hit a body that
+/// looks like a head.
 fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     let mut values = parts.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(value) = values.next() else {
@@ -321,69 +362,19 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Sets the forwarding headers. Those of a trusted proxy are kept and extended; all others are
-/// replaced.
-fn forwarding(
-    parts: &mut Parts,
-    peer: IpAddr,
-    trusted: bool,
-    host: HeaderValue,
-    proto: &'static str,
-) {
-    let headers = &mut parts.headers;
-    if !trusted {
-        let claimed = [
-            FORWARDED,
-            X_FORWARDED_FOR,
-            X_FORWARDED_HOST,
-            X_FORWARDED_PROTO,
-            X_FORWARDED_PORT,
-            X_REAL_IP,
-        ];
-        for name in claimed {
-            headers.remove(name);
-        }
-    }
-    let peer = peer.to_canonical();
-    append(headers, X_FORWARDED_FOR, &peer.to_string());
-    let node = match peer {
-        IpAddr::V4(address) => format!("for={address}"),
-        IpAddr::V6(address) => format!("for=\"[{address}]\""),
-    };
-    let quoted = host.to_str().unwrap_or_default().to_owned();
-    append(headers, FORWARDED, &format!("{node};host=\"{quoted}\";proto={proto}"));
-    // Beside the host or the scheme of a proxy in front, the port of this hop would be wrong.
-    let is_first =
-        !headers.contains_key(X_FORWARDED_HOST) && !headers.contains_key(X_FORWARDED_PROTO);
-    if is_first && let Ok(authority) = quoted.parse::<Authority>() {
-        let usual = if proto == "https" { 443 } else { 80 };
-        let port = authority.port_u16().unwrap_or(usual);
-        headers.entry(X_FORWARDED_PORT).or_insert(HeaderValue::from(port));
-    }
-    headers.entry(X_FORWARDED_HOST).or_insert(host);
-    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
-}
-
-/// Appends to a list header, which may consist of several lines.
-fn append(headers: &mut http::HeaderMap, name: HeaderName, last: &str) {
-    let mut all: Vec<u8> = Vec::new();
-    for value in headers.get_all(&name) {
-        all.extend_from_slice(value.as_bytes());
-        all.extend_from_slice(b", ");
-    }
-    all.extend_from_slice(last.as_bytes());
-    if let Ok(value) = HeaderValue::from_bytes(&all) {
-        headers.insert(name, value);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::in_flight::tests::connection_of_tests;
     use super::super::plan::tests::plans;
     use super::*;
 
     const FILE: &str = "[gateway]\nupstream = \"http://a\"\ntrusted_proxies = [\"10.0.0.0/8\"]\n\
         [[route]]\nmatch = \"POST /charges\"\ntenant = { header = \"X-Account\" }\n";
+
+    fn admit_from(file: &str, peer: &str, parts: &mut Parts) -> Result<Routed, Problem> {
+        let peer = SocketAddr::new(peer.parse().unwrap(), 1);
+        admit(&plans(file), peer, &connection_of_tests(), parts)
+    }
 
     /// The headers that go on to the upstream, for a request from this peer.
     fn seen(peer: &str, headers: &[(&str, &str)]) -> http::HeaderMap {
@@ -392,8 +383,7 @@ mod tests {
             request = request.header(*name, *value);
         }
         let mut parts = request.body(()).unwrap().into_parts().0;
-        let admitted = admit(&plans(FILE), peer.parse().unwrap(), &mut parts);
-        assert!(admitted.is_ok());
+        assert!(admit_from(FILE, peer, &mut parts).is_ok());
         parts.headers
     }
 
@@ -423,13 +413,48 @@ mod tests {
         }
     }
 
+    /// A connection keeps the headers of its first host. Another host gets its own.
+    #[test]
+    fn each_request_of_a_connection_has_its_own_host() {
+        let (plans, place) = (plans(FILE), connection_of_tests());
+        let forwarded = |host: &str, target: &str, peer: &str, version: Version| {
+            let mut request = Request::post(target).version(version);
+            if !host.is_empty() {
+                request = request.header("host", host);
+            }
+            let mut parts = request.body(()).unwrap().into_parts().0;
+            let peer = SocketAddr::new(peer.parse().unwrap(), 1);
+            admit(&plans, peer, &place, &mut parts).map_err(|problem| problem.code())?;
+            let told = |name: &str| parts.headers[name].to_str().unwrap().to_owned();
+            assert_eq!(told("host"), told("x-forwarded-host"));
+            Ok([told("host"), told("forwarded"), told("x-forwarded-port")])
+        };
+        let of = |host: &str, port: &str| {
+            let forwarded = format!("for=203.0.113.9;host=\"{host}\";proto=http");
+            Ok::<_, Code>([host.to_owned(), forwarded, port.to_owned()])
+        };
+        let (peer, http1, http2) = ("203.0.113.9", Version::HTTP_11, Version::HTTP_2);
+        for _ in 0..2 {
+            assert_eq!(forwarded("a:81", "/charges", peer, http1), of("a:81", "81"));
+            assert_eq!(forwarded("b", "/charges", peer, http1), of("b", "80"));
+            assert_eq!(forwarded("", "http://a:81/charges", peer, http2), of("a:81", "81"));
+            assert_eq!(forwarded("a:81", "http://a:81/charges", peer, http2), of("a:81", "81"));
+            for (host, target) in
+                [("", "/charges"), ("", "http://a:81/charges"), ("a:81", "http://b/charges")]
+            {
+                let refused = forwarded(host, target, peer, http1);
+                assert_eq!(refused, Err(Code::RequestRefused), "{host} {target}");
+            }
+        }
+    }
+
     #[test]
     fn addresses_are_told_where_they_name_tenants() {
         let told = |file: &str, peer: &str| {
             let request = Request::post("/charges").header("host", "h");
             let request = request.header("x-forwarded-for", "192.0.2.1");
             let mut parts = request.body(()).unwrap().into_parts().0;
-            assert!(admit(&plans(file), peer.parse().unwrap(), &mut parts).is_ok());
+            assert!(admit_from(file, peer, &mut parts).is_ok());
             parts.extensions.get::<ClientIp>().map(|client| client.0.to_string())
         };
         let file = FILE.replace("{ header = \"X-Account\" }", "\"client-ip\"");
@@ -470,7 +495,7 @@ mod tests {
         let request = Request::post("/charges").header("host", "h");
         let request = request.header("x-account", "victim").header("x_account", "me");
         let mut parts = request.body(()).unwrap().into_parts().0;
-        assert!(admit(&plans(&file), "10.1.2.3".parse().unwrap(), &mut parts).is_ok());
+        assert!(admit_from(&file, "10.1.2.3", &mut parts).is_ok());
         assert_eq!(parts.headers.get("x-account"), None);
         assert_eq!(parts.headers["x_account"], "me");
     }
@@ -479,8 +504,8 @@ mod tests {
     fn planned(file: &str, method: &str, path: &str) -> Result<String, Code> {
         let request = Request::builder().method(method).uri(path).header("host", "h");
         let mut parts = request.body(()).unwrap().into_parts().0;
-        let plan = admit(&plans(file), "10.1.2.3".parse().unwrap(), &mut parts);
-        plan.map(|plan| plan.label.clone()).map_err(|problem| problem.code())
+        let routed = admit_from(file, "10.1.2.3", &mut parts);
+        routed.map(|routed| routed.plan.label.clone()).map_err(|problem| problem.code())
     }
 
     #[test]

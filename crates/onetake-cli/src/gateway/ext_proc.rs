@@ -11,30 +11,34 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
+use onetake_http::grpc::is_grpc;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
-    AmbiguousRequest, ClientIp, KeySource, Onetake, OnetakeLayer, Policy, Problem, ProblemFormat,
-    ResponseBody,
+    AmbiguousRequest, ClientIp, Code, InFlight, Onetake, OnetakeLayer, OperationContext, Problem,
+    ProblemFormat, RequestBody, ResponseBody,
 };
 use tower::Layer;
 use tower_service::Service;
 
-use super::client_connection::Answer;
+use super::client_connection::{Answer, count_problem};
 use super::client_ip::client_of;
-use super::edge::{BELIEVED, ConnectionPermit, log, lookalikes, refused};
+use super::edge::{BELIEVED, ConnectionPermit, Routed, log, lookalikes};
 use super::plan::{Plan, Plans, Refused};
+use super::proxy::{self, Proxy};
 use crate::config::ExtProc;
 use crate::traces::Parent;
 
 /// The body of a response: that of the layer, or one of the edge itself.
-type AnyBody = Either<ResponseBody<EnvoyBody>, Full<Bytes>>;
+type AnyBody = Either<ResponseBody<ForwardedBody>, Full<Bytes>>;
+
+/// The body of an upstream's response: through Envoy, or to the processor itself.
+type ForwardedBody = Either<EnvoyBody, proxy::Body>;
 
 /// The whole processor as one service.
 pub(super) struct EnvoyEdge(Processor<Admission>);
@@ -45,8 +49,9 @@ impl EnvoyEdge {
         plans: &Arc<Plans>,
         clock: &Arc<dyn Clock>,
         config: &ExtProc,
+        proxy: Proxy<EnvoyBody>,
     ) -> Self {
-        let inner = layer.layer(Forward::new());
+        let inner = layer.layer(EnvoyOrProxy { envoy: Forward::new(), proxy });
         let (plans, clock) = (Arc::clone(plans), Arc::clone(clock));
         Self(Processor::new(Admission { inner, plans, clock }, config.max_message))
     }
@@ -74,10 +79,42 @@ impl Answer for EnvoyEdge {
     }
 }
 
+/// The service behind the layer. Envoy forwards, except operations that may be answered with 202:
+/// Envoy would break them off with that answer, so the processor sends them itself.
+#[derive(Clone)]
+struct EnvoyOrProxy {
+    envoy: Forward,
+    proxy: Proxy<EnvoyBody>,
+}
+
+impl Service<Request<RequestBody<EnvoyBody>>> for EnvoyOrProxy {
+    type Response = Response<ForwardedBody>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
+        let routed = request.extensions().get::<Routed>();
+        let policy = routed.and_then(|routed| routed.plan.policy.as_ref());
+        let is_async = policy.is_some_and(|policy| matches!(policy.in_flight, InFlight::Async(_)));
+        let context = OperationContext::of(request.extensions());
+        let is_keyed = context.and_then(OperationContext::key).is_some();
+        if is_async && is_keyed && !is_grpc(request.headers()) {
+            let forwarding = self.proxy.call(request);
+            return Box::pin(async { Ok(forwarding.await?.map(Either::Right)) });
+        }
+        let forwarding = self.envoy.call(request);
+        Box::pin(async { Ok(forwarding.await?.map(Either::Left)) })
+    }
+}
+
 /// The service that finds the plan of a request.
 #[derive(Clone)]
 struct Admission {
-    inner: Onetake<Forward>,
+    inner: Onetake<EnvoyOrProxy>,
     plans: Arc<Plans>,
     clock: Arc<dyn Clock>,
 }
@@ -99,17 +136,22 @@ impl Service<Request<EnvoyBody>> for Admission {
             let plan = match admit(&plans, &mut parts) {
                 Ok(plan) => plan,
                 Err(problem) => {
+                    count_problem(problem.code());
                     let response = plans.answers.tell(problem, None);
                     return Ok(response.map(|body| Either::Right(Full::new(body))));
                 }
             };
             let method = parts.method.clone();
-            parts.extensions.insert(Arc::clone(&plan));
+            let routed = Routed { plan: Arc::clone(&plan), connection: None, is_plain: false };
+            parts.extensions.insert(routed);
             parts.extensions.insert(plan.answers);
             // Envoy makes the spans of its own calls, so the headers stay as they are.
             let parent = Parent::take(&mut parts.headers.clone());
             let request = Request::from_parts(parts, body);
             let response = parent.around(|| inner.call(request)).await?;
+            if let Some(code) = response.extensions().get::<Code>() {
+                count_problem(*code);
+            }
             if response.extensions().get::<PassedOn>().is_none() {
                 log(&method, &plan, &response, clock.monotonic() - from);
             }
@@ -124,11 +166,6 @@ fn admit(plans: &Plans, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
         return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
     }
     let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
-    if plan.policy.as_ref().is_some_and(|policy| is_keyed_grpc(policy, parts)) {
-        return Err(refused(
-            "A gRPC call with an idempotency key cannot be answered through Envoy's external processing.",
-        ));
-    }
     for name in BELIEVED {
         parts.headers.remove(name);
     }
@@ -140,18 +177,4 @@ fn admit(plans: &Plans, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
         parts.extensions.insert(ClientIp(client));
     }
     Ok(plan)
-}
-
-/// True if a gRPC call may be keyed. Envoy cannot replay a gRPC response: it makes its own status
-/// and message of every answer to a gRPC call that does not come from the upstream.
-fn is_keyed_grpc(policy: &Policy, parts: &Parts) -> bool {
-    let content_type = parts.headers.get(CONTENT_TYPE).map(|value| value.as_bytes());
-    let is_grpc = content_type.is_some_and(|text| text.starts_with(b"application/grpc"));
-    let may_have_key = match policy.key.source {
-        KeySource::Header | KeySource::Issued => ["idempotency-key", "x-idempotency-key"]
-            .iter()
-            .any(|name| parts.headers.contains_key(*name)),
-        _ => true,
-    };
-    is_grpc && policy.is_keyed(&parts.method) && may_have_key
 }

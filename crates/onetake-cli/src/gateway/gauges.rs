@@ -10,6 +10,7 @@ use tokio::sync::Semaphore;
 use super::descriptors::Descriptors;
 use super::in_flight::Gates;
 use super::server::ServerLimits;
+use super::upstream::Census;
 
 /// The gauges. They are empty until the gateway listens.
 #[derive(Debug, Default)]
@@ -21,6 +22,7 @@ struct Watched {
     places: Arc<Semaphore>,
     gates: Arc<Gates>,
     layer: OnetakeLayer,
+    census: Arc<Census>,
     connections: Gauge,
     in_flight: Gauge,
     queued: Gauge,
@@ -29,7 +31,13 @@ struct Watched {
 
 impl Gauges {
     /// Watches these, and tells the limits that are in force.
-    pub(super) fn watch(&self, limits: &ServerLimits, of: Descriptors, layer: OnetakeLayer) {
+    pub(super) fn watch(
+        &self,
+        limits: &ServerLimits,
+        of: Descriptors,
+        layer: OnetakeLayer,
+        census: Arc<Census>,
+    ) {
         let configured = &limits.configured;
         describe_gauge!("onetake_limit", "The limits in force, by the name of the option.");
         for (name, limit) in [
@@ -52,6 +60,7 @@ impl Gauges {
             places: Arc::clone(&limits.places),
             gates: Arc::clone(&limits.gates),
             layer,
+            census,
             connections: made("onetake_connections", "Client connections."),
             in_flight: made("onetake_requests_in_flight", "Requests in flight."),
             queued: made("onetake_requests_queued", "Requests that wait for a limit."),
@@ -68,5 +77,6 @@ impl Gauges {
         watched.in_flight.set(watched.gates.in_flight() as f64);
         watched.queued.set(watched.gates.queued() as f64);
         watched.body_bytes.set(watched.layer.body_bytes() as f64);
+        watched.census.update();
     }
 }

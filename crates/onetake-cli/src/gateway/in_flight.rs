@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -22,6 +22,8 @@ use metrics::{Counter, counter};
 use onetake_core::Clock;
 use onetake_http::{BodyShare, Code, Problem, fair_share};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::forwarding::Hop;
 
 /// `Retry-After` of a refused request, in seconds.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -88,6 +90,8 @@ pub(super) struct Connection {
     /// Its requests in queues.
     waiting: AtomicUsize,
     bodies: BodyShare,
+    /// The forwarding headers of its requests with the host of the first one.
+    pub(super) hop: OnceLock<Hop>,
 }
 
 /// The right of one request to pass a gate, until it is dropped.
@@ -181,6 +185,7 @@ impl Connection {
             held: gates.gates.iter().map(|_| AtomicUsize::new(0)).collect(),
             waiting: AtomicUsize::new(0),
             bodies: BodyShare::default(),
+            hop: OnceLock::new(),
         })
     }
 
@@ -329,4 +334,4 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Held<B> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -19,6 +19,7 @@ mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
 mod forward_auth;
+mod forwarding;
 mod gauges;
 mod in_flight;
 mod jwks;
@@ -58,10 +59,10 @@ use crate::stores::{self, OpenStore, StoreFailed};
 use cores::Cores;
 use descriptors::Descriptors;
 pub use descriptors::raise_limit;
-use edge::Edge;
+use edge::{Edge, Routed};
 use gauges::Gauges;
 use in_flight::Gates;
-use plan::{Plan, Plans};
+use plan::Plans;
 use proxy::Proxy;
 use readiness::Readiness;
 use reconcile::Reconciler;
@@ -69,6 +70,7 @@ use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
+use upstream::Census;
 
 /// The error of a gateway that could not start.
 #[derive(Debug, thiserror::Error)]
@@ -258,13 +260,14 @@ impl Gateway {
             gates,
             keep_alive,
         };
-        gauges.watch(&limits, descriptors, layer.clone());
+        let census = Census::new();
+        gauges.watch(&limits, descriptors, layer.clone(), Arc::clone(&census));
         let ping_interval = config.gateway.upstream_ping_interval;
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
                     let idle_max = descriptors.idle_per_core_max;
-                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval);
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
                     let inner = layer.layer(proxy);
                     Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
                 };
@@ -275,7 +278,10 @@ impl Gateway {
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
                 let edge = |_| {
-                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, &config.ext_proc))
+                    let idle_max = descriptors.idle_per_core_max;
+                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
+                    let config = &config.ext_proc;
+                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, proxy))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);
@@ -367,7 +373,7 @@ struct Policies(Arc<Plans>);
 
 impl Resolve for Policies {
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
-        parts.extensions.get::<Arc<Plan>>()?.policy.clone()
+        parts.extensions.get::<Routed>()?.plan.policy.clone()
     }
 
     fn resolve_for(&self, method: &Method, path: &str, _: &Parts) -> Option<Arc<Policy>> {

@@ -1,6 +1,7 @@
 //! The proxy: forwards requests to the upstream.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,9 +13,7 @@ use http::header::{
     TRANSFER_ENCODING, UPGRADE,
 };
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use http_body::Body as _;
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tower_service::Service;
@@ -26,15 +25,16 @@ use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
+    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
+    RequestBody, UpstreamFailure,
 };
 
-use super::edge::ConnectionPermit;
+use super::edge::{ConnectionPermit, Routed};
 use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
-use super::plan::{Plan, Target};
+use super::plan::Target;
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Evidence, NoResponse, UpstreamBody, Upstreams};
+use super::upstream::{Census, Evidence, NoResponse, Upstream, UpstreamBody, Upstreams};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -44,26 +44,43 @@ const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 /// The body of a response: the upstream's, or one of the gateway itself.
 pub(super) type Body = Either<Held<UpstreamBody>, Full<Bytes>>;
 
-/// The service that forwards requests. Clones share their connections.
-#[derive(Clone)]
-pub(super) struct Proxy(Arc<Forwarder>);
+/// The service that forwards requests with bodies of one type. Clones share their connections.
+pub(super) struct Proxy<B: http_body::Body<Data = Bytes> + 'static>(Arc<Forwarder<B>>);
 
-struct Forwarder {
-    upstreams: Upstreams<RequestBody<Incoming>>,
+impl<B: http_body::Body<Data = Bytes> + 'static> Clone for Proxy<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+struct Forwarder<B: http_body::Body<Data = Bytes> + 'static> {
+    upstreams: Upstreams<RequestBody<B>>,
     clock: Arc<dyn Clock>,
 }
 
-impl Proxy {
+impl<B> Proxy<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
     /// that of HTTP/2 connections.
-    pub(super) fn new(connector: Connector, idle_max: usize, ping_interval: Duration) -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let upstreams = Upstreams::new(connector, idle_max, Arc::clone(&clock), ping_interval);
+    pub(super) fn new(
+        connector: Connector,
+        idle_max: usize,
+        ping_interval: Duration,
+        census: &Arc<Census>,
+    ) -> Self {
+        let (clock, census): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Arc::clone(census));
+        let now = Arc::clone(&clock);
+        let upstreams = Upstreams::new(connector, idle_max, now, ping_interval, census);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
 
-impl Service<Request<RequestBody<Incoming>>> for Proxy {
+impl<B> Service<Request<RequestBody<B>>> for Proxy<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
@@ -72,36 +89,43 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
-        let forwarder = Arc::clone(&self.0);
+    fn call(&mut self, request: Request<RequestBody<B>>) -> Self::Future {
+        let (forwarder, request) = (Arc::clone(&self.0), Box::new(request));
         Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
 
-impl Forwarder {
-    async fn forward(&self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
-        let plan = request.extensions().get::<Arc<Plan>>().cloned();
+impl<B> Forwarder<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
+    /// The request is boxed, because each future on its way would hold it.
+    async fn forward(&self, mut request: Box<Request<RequestBody<B>>>) -> Response<Body> {
+        let routed = request.extensions_mut().remove::<Routed>();
+        let plan = routed.as_ref().map(|routed| &routed.plan);
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
         let left = context.and_then(OperationContext::time_left);
         let asked = Asked {
             reference: attempt.map(|attempt| attempt.id.reference()),
-            answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
+            answers: plan.map(|plan| plan.answers).unwrap_or_default(),
         };
-        let upstream = plan.as_ref().and_then(|plan| plan.upstream.as_ref());
-        let (Some(plan), Some(upstream)) = (&plan, upstream) else {
+        let upstream = plan.and_then(|plan| plan.upstream.as_ref());
+        let (Some(plan), Some(upstream)) = (plan, upstream) else {
             let detail = "This request cannot be forwarded, because the gateway has no upstream for it. Report it to the operator of the service.";
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
-        let place = request.extensions().get::<ConnectionPermit>().cloned();
+        let is_plain = routed.as_ref().is_some_and(|routed| routed.is_plain);
+        let place = routed.as_ref().and_then(|routed| routed.connection.as_ref());
         // A keyed request is never upgraded, because its outcome must be a response.
-        let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
+        let is_keyed = asked.reference.is_some();
+        let upgrade = if is_keyed || is_plain { None } else { websocket(&mut request) };
         let Some(path) = upstream.path(request.uri().path_and_query()) else {
             return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
         };
         *request.uri_mut() = path.into();
-        let accepts_trailers = address(&mut request, upstream, upgrade.is_some());
+        let accepts_trailers = address(&mut request, upstream, is_plain, upgrade.is_some());
         let timeout = patience(plan.timeout, left);
         let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
@@ -111,10 +135,9 @@ impl Forwarder {
             true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
             false => timeout,
         };
-        let to = (&upstream.server, plan.gate);
-        let sent = self
-            .send(to, request, place.as_ref(), upgrade.is_some(), timeout)
-            .instrument(span.clone());
+        let to = (upstream, plan.gate);
+        let sent =
+            self.send(to, request, place, upgrade.is_some(), timeout).instrument(span.clone());
         match sent.await {
             Ok((response, permits)) => {
                 let status = i64::from(response.status().as_u16());
@@ -122,16 +145,16 @@ impl Forwarder {
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, accepts_trailers, (place, permits), asked)
+                received(response, upgrade, accepts_trailers, (place.cloned(), permits), asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
                 span.record("otel.status_code", "ERROR");
                 match code {
-                    Code::UpstreamTimeout => asked.timed_out(),
-                    Code::UpstreamInterrupted => asked.interrupted(),
+                    Code::UpstreamTimeout => asked.failed(UpstreamFailure::TimedOut),
+                    Code::UpstreamInterrupted => asked.failed(UpstreamFailure::Interrupted),
                     Code::Overloaded => asked.overloaded(),
-                    _ => asked.unreachable(),
+                    _ => asked.failed(UpstreamFailure::NotSent),
                 }
             }
         }
@@ -140,26 +163,35 @@ impl Forwarder {
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        (upstream, gate): (&Uri, usize),
-        request: Request<RequestBody<Incoming>>,
+        (upstream, gate): (&Target, usize),
+        request: Box<Request<RequestBody<B>>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
         timeout: Duration,
     ) -> Result<(Response<UpstreamBody>, Permits), Code> {
         let mut evidence = Evidence::default();
-        let sending = async {
-            let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
-            let sent = match upgrade {
-                false => self.upstreams.send(upstream, request, &mut evidence).await,
-                true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
-            };
-            let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
-            Ok((response, permits))
-        };
-        let answered = tokio::select! {
-            biased;
-            answered = sending => answered,
-            () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
+        let answered = {
+            // Pinned here, so that the timeout does not move it.
+            let sending = pin!(async {
+                let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
+                let sent = match upgrade {
+                    false => {
+                        let upstream = Upstream { number: gate, server: &upstream.server };
+                        self.upstreams.send(upstream, request, &mut evidence).await
+                    }
+                    true => {
+                        let server = &upstream.server;
+                        Box::pin(self.upstreams.upgrade(server, *request, &mut evidence)).await
+                    }
+                };
+                let response = sent.map_err(|NoResponse| Code::UpstreamInterrupted)?;
+                Ok((response, permits))
+            });
+            tokio::select! {
+                biased;
+                answered = sending => answered,
+                () = self.clock.sleep(timeout) => Err(Code::UpstreamTimeout),
+            }
         };
         answered.map_err(|code| match code {
             Code::Overloaded => code,
@@ -202,7 +234,7 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
 /// allowed: after one to `h2c`, requests would pass through unchecked.
-fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
+fn websocket<B>(request: &mut Request<B>) -> Option<OnUpgrade> {
     let headers = request.headers();
     let wanted = has_word(headers, UPGRADE, "websocket")
         && has_word(headers, CONNECTION, "upgrade")
@@ -229,7 +261,10 @@ fn strip_but_trailer(headers: &mut HeaderMap) {
 }
 
 /// Rewrites the request for the upstream. Returns true if the client accepts trailers.
-fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgrade: bool) -> bool {
+fn address<B>(request: &mut Request<B>, upstream: &Target, is_plain: bool, upgrade: bool) -> bool
+where
+    B: http_body::Body,
+{
     // hyper drops the body of a GET or HEAD of unknown length, unless this header says that there is
     // one.
     let is_chunked =
@@ -239,9 +274,11 @@ fn address(request: &mut Request<RequestBody<Incoming>>, upstream: &Target, upgr
     if let Some(host) = &upstream.host {
         headers.insert(HOST, host.clone());
     }
-    let accepts_trailers = has_word(headers, TE, "trailers");
-    // The edge has checked the names.
-    strip_but_trailer(headers);
+    let accepts_trailers = !is_plain && has_word(headers, TE, "trailers");
+    if !is_plain {
+        // The edge has checked the names.
+        strip_but_trailer(headers);
+    }
     if accepts_trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(CONNECTION, HeaderValue::from_static("te"));
@@ -266,7 +303,7 @@ fn received(
     *response.version_mut() = Version::HTTP_11;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
-            return asked.interrupted();
+            return asked.failed(UpstreamFailure::Interrupted);
         };
         let upstream = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
@@ -299,36 +336,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// Nothing was sent: the attempt is released.
-    fn unreachable(self) -> Response<Body> {
-        let retry = if self.reference.is_some() { ". Retry with the same key" } else { "" };
-        let detail = format!("The upstream cannot be reached. The request was not sent{retry}.");
-        let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
-        self.told(problem, Disposition::Release, Cause::Interrupted)
+    fn failed(self, failure: UpstreamFailure) -> Response<Body> {
+        let response = failure.respond(self.answers, self.reference);
+        response.map(|body| Either::Right(Full::new(body)))
     }
 
     /// Too many requests are in flight: the attempt is released.
     fn overloaded(self) -> Response<Body> {
         self.told(GateFull.problem(), Disposition::Release, Cause::Interrupted)
-    }
-
-    /// Sent without a response: the outcome is unknown.
-    fn interrupted(self) -> Response<Body> {
-        let detail = "The upstream accepted the request and closed the connection without a response. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let cause = Cause::Reported("the upstream closed the connection without a response".into());
-        let problem = Problem::new(Code::UpstreamInterrupted, detail);
-        self.told(self.with_retry(problem), Disposition::Unknown, cause)
-    }
-
-    fn timed_out(self) -> Response<Body> {
-        let detail = "The upstream did not respond in time. The outcome is unknown. If the request has an idempotency key, retry with the same key.";
-        let problem = Problem::new(Code::UpstreamTimeout, detail);
-        self.told(self.with_retry(problem), Disposition::Unknown, Cause::TimedOut)
-    }
-
-    /// Without a key, a retry may run what was run already.
-    fn with_retry(self, problem: Problem) -> Problem {
-        problem.retryable(self.reference.is_some())
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {
@@ -342,6 +357,23 @@ impl Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hyper::body::Incoming;
+
+    /// Each request copies this future to the heap, and holds it until its response is there.
+    #[test]
+    fn the_future_of_a_request_is_small() {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let connector = Connector::new(None, clock).unwrap();
+        let census = Census::new();
+        let proxy = Proxy::<Incoming>::new(connector, 1, Duration::from_secs(1), &census);
+        let bytes = size_of_result(&|request| proxy.0.forward(request));
+        assert!(bytes <= 1_800, "{bytes} bytes");
+    }
+
+    /// The size of what a function returns.
+    fn size_of_result<A, R>(_: &impl Fn(A) -> R) -> usize {
+        size_of::<R>()
+    }
 
     #[test]
     fn the_proxy_speaks_before_the_layer() {

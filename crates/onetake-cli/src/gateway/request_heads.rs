@@ -1,8 +1,9 @@
 //! Limits of the heads of requests, and the refusals of heads.
 //!
-//! Over HTTP/1.1, the parser has the limits. Hyper answers a head that it cannot read by itself: with 400 if the head is malformed, with 431
-//! if it is too large. Such an answer has no body. A client, and the people who read its log, need
-//! a problem with a code. Over HTTP/2, the edge has the same limits.
+//! Over HTTP/1.1, the parser has the limits. Hyper answers a head that it cannot read by itself:
+//! with 400 if the head is malformed, with 431 if it is too large. Such an answer has no body. A
+//! client, and the people who read its log, need a problem with a code. Over HTTP/2, the edge has
+//! the same limits.
 
 use bytes::Bytes;
 use http::Version;
@@ -39,8 +40,9 @@ pub(super) fn check_size(parts: &Parts, limits: HeadLimits) -> Result<(), Proble
     }
 }
 
-/// Completes an answer of hyper itself. Returns `None` for anything else.
-pub(super) fn completed(head: &[u8], answers: ProblemFormat) -> Option<Bytes> {
+/// Completes an answer of hyper itself with a problem, and returns it with the problem's code.
+/// Returns `None` for anything else.
+pub(super) fn completed(head: &[u8], answers: ProblemFormat) -> Option<(Code, Bytes)> {
     let is_one = head.starts_with(b"HTTP/1.")
         && head.ends_with(b"\r\n\r\n")
         && find(head, b"connection: close\r\n").is_some();
@@ -52,6 +54,7 @@ pub(super) fn completed(head: &[u8], answers: ProblemFormat) -> Option<Bytes> {
         ),
         _ => return None,
     };
+    let code = problem.code();
     let at = find(head, NO_BODY)?;
     let (before, after) = head.split_at_checked(at)?;
     let (headers, body) = answers.tell(problem, None).into_parts();
@@ -65,7 +68,7 @@ pub(super) fn completed(head: &[u8], answers: ProblemFormat) -> Option<Bytes> {
     whole.extend_from_slice(format!("content-length: {}\r\n", body.len()).as_bytes());
     whole.extend_from_slice(after.get(NO_BODY.len()..)?);
     whole.extend_from_slice(&body);
-    Some(whole.into())
+    Some((code, whole.into()))
 }
 
 fn find(text: &[u8], part: &[u8]) -> Option<usize> {
@@ -93,7 +96,8 @@ mod tests {
             let head = format!(
                 "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\ndate: now\r\n\r\n"
             );
-            let whole = completed(head.as_bytes(), ProblemFormat::default()).unwrap();
+            let (counted, whole) = completed(head.as_bytes(), ProblemFormat::default()).unwrap();
+            assert_eq!(counted.as_str(), code);
             let whole = String::from_utf8(whole.to_vec()).unwrap();
             let (head, body) = whole.split_once("\r\n\r\n").unwrap();
             assert!(head.starts_with(&format!("HTTP/1.1 {status}\r\nconnection: close\r\n")));

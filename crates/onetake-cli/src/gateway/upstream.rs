@@ -12,9 +12,9 @@
 //! sent again, on another connection.
 
 mod body;
+mod census;
 mod http2;
 
-use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,13 +33,23 @@ use onetake_http::BoxError;
 
 use super::tls::{Connector, Opening, Protocols, Stream};
 pub(super) use body::UpstreamBody;
+pub(super) use census::Census;
 use http2::{Failed, Http2, SendAgain};
 
 /// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
 /// five, and a request that is on its way at that moment would have an unknown outcome.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// Maximum number of headers in a response. A response with more has an unknown outcome.
+/// Maximum number of headers in a response. A response with more has an unknown outcome. hyper
+/// fills a table of this size for each response, so it is not larger.
 const HEADERS_MAX: usize = 512;
+
+/// An upstream, as requests name it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Upstream<'a> {
+    /// Its number among all upstreams.
+    pub(super) number: usize,
+    pub(super) server: &'a Uri,
+}
 
 /// The connections of one core, for requests with bodies of one type.
 pub(super) struct Upstreams<B: Body + 'static> {
@@ -92,69 +102,74 @@ where
         idle_max: usize,
         clock: Arc<dyn Clock>,
         ping_interval: Duration,
+        census: Arc<Census>,
     ) -> Self {
-        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval);
-        let idle = Idle { connections: Mutex::default(), max: idle_max, clock };
+        let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval, census);
+        let connections =
+            Mutex::new(Connections { of_upstream: Vec::new(), count: 0, is_watched: false });
+        let idle = Idle { connections, max: idle_max, clock };
         Self { connector, idle: Arc::new(idle), http2 }
     }
 
     /// Sends a request with a relative target to an upstream. The evidence stays true if this
-    /// future is dropped.
+    /// future is dropped. The request is boxed, because each future on its way would hold it.
     pub(super) async fn send(
         &self,
-        upstream: &Uri,
-        request: Request<B>,
+        upstream: Upstream<'_>,
+        request: Box<Request<B>>,
         evidence: &mut Evidence,
     ) -> Result<Response<UpstreamBody>, NoResponse> {
-        let is_http2 = match Protocols::of(upstream) {
+        let is_http2 = match Protocols::of(upstream.server) {
             Protocols::Http1 => false,
             Protocols::Http2 => true,
-            Protocols::Either => self.http2.is_spoken_by(upstream),
+            Protocols::Either => self.http2.is_spoken_by(upstream.server),
         };
         if !is_http2 {
             return self.send_over_http1(upstream, request, evidence).await;
         }
         // Boxed, so that the futures of other requests do not hold it.
-        match Box::pin(self.http2.send(upstream, request, evidence)).await {
+        match Box::pin(self.http2.send(upstream.server, *request, evidence)).await {
             Ok(response) => Ok(response),
             Err(Failed::NoResponse) => Err(NoResponse),
             Err(Failed::SpeaksHttp1(request)) => {
-                self.send_over_http1(upstream, *request, evidence).await
+                self.send_over_http1(upstream, request, evidence).await
             }
         }
     }
 
     async fn send_over_http1(
         &self,
-        upstream: &Uri,
-        mut request: Request<B>,
+        upstream: Upstream<'_>,
+        mut request: Box<Request<B>>,
         evidence: &mut Evidence,
     ) -> Result<Response<UpstreamBody>, NoResponse> {
         loop {
-            let reused = self.idle.take(upstream);
+            let Upstream { number, server } = upstream;
+            let reused = self.idle.take(number);
             let is_new = reused.is_none();
             let mut connection = match reused {
                 Some(connection) => connection,
-                None => match self.connect(upstream, Protocols::of(upstream)).await? {
+                // Boxed, so that the futures of other requests do not hold it.
+                None => match Box::pin(self.connect(server, Protocols::of(server))).await? {
                     Opened::Http1(connection) => *connection,
                     Opened::Http2(stream) => {
-                        self.http2.adopt(upstream, *stream).await?;
-                        let sending = Box::pin(self.http2.send(upstream, request, evidence));
+                        Box::pin(self.http2.adopt(server, *stream)).await?;
+                        let sending = Box::pin(self.http2.send(server, *request, evidence));
                         return sending.await.map_err(|_| NoResponse);
                     }
                 },
             };
             *evidence = Evidence::taken_by(&connection.opening);
-            match connection.exchange(request).await {
+            match connection.exchange(*request).await {
                 Ok(response) => {
-                    self.idle.put_when_done(upstream, connection);
+                    self.idle.put_when_done(number, connection);
                     return Ok(response.map(UpstreamBody::http1));
                 }
                 // The connection ended before it took the request: nothing was written.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => {
                         *evidence = Evidence::default();
-                        request = unsent;
+                        *request = unsent;
                     }
                     None => return Err(NoResponse),
                 },
@@ -245,25 +260,34 @@ where
 
 /// The idle connections of one core. The one that was used last is used next.
 struct Idle<B: Body + 'static> {
-    connections: Mutex<HashMap<Uri, Vec<Connection<B>>>>,
+    connections: Mutex<Connections<B>>,
     /// Maximum number of connections, to all upstreams.
     max: usize,
     clock: Arc<dyn Clock>,
+}
+
+struct Connections<B: Body + 'static> {
+    /// The connections to each upstream, by its number.
+    of_upstream: Vec<Vec<Connection<B>>>,
+    /// The number of all connections.
+    count: usize,
+    /// True if a task closes old connections.
+    is_watched: bool,
 }
 
 impl<B> Idle<B>
 where
     B: Body<Data: Send, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Uri, Vec<Connection<B>>>> {
+    fn lock(&self) -> MutexGuard<'_, Connections<B>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a connection that can be used.
-    fn take(&self, upstream: &Uri) -> Option<Connection<B>> {
+    fn take(&self, upstream: usize) -> Option<Connection<B>> {
         let mut all = self.lock();
-        let connections = all.get_mut(upstream)?;
-        while let Some(mut connection) = connections.pop() {
+        while let Some(mut connection) = all.of_upstream.get_mut(upstream)?.pop() {
+            all.count -= 1;
             let idle = self.clock.monotonic().saturating_sub(connection.since);
             if idle < UPSTREAM_IDLE && connection.is_usable() {
                 return Some(connection);
@@ -273,7 +297,7 @@ where
     }
 
     /// Keeps the connection once request and response are complete.
-    fn put_when_done(self: &Arc<Self>, upstream: &Uri, mut connection: Connection<B>) {
+    fn put_when_done(self: &Arc<Self>, upstream: usize, mut connection: Connection<B>) {
         if connection.is_closed {
             return;
         }
@@ -281,27 +305,30 @@ where
             self.put(upstream, connection);
             return;
         }
-        let (idle, upstream) = (Arc::clone(self), upstream.clone());
+        let idle = Arc::clone(self);
         tokio::spawn(async move {
             if connection.finish().await {
-                idle.put(&upstream, connection);
+                idle.put(upstream, connection);
             }
         });
     }
 
-    fn put(self: &Arc<Self>, upstream: &Uri, mut connection: Connection<B>) {
+    fn put(self: &Arc<Self>, upstream: usize, mut connection: Connection<B>) {
         connection.since = self.clock.monotonic();
         let mut all = self.lock();
-        let was_empty = all.is_empty();
-        if all.values().map(Vec::len).sum::<usize>() >= self.max {
+        if all.count >= self.max {
             return;
         }
-        match all.get_mut(upstream) {
-            Some(connections) => connections.push(connection),
-            None => drop(all.insert(upstream.clone(), vec![connection])),
+        if all.of_upstream.len() <= upstream {
+            all.of_upstream.resize_with(upstream + 1, Vec::new);
         }
+        if let Some(connections) = all.of_upstream.get_mut(upstream) {
+            connections.push(connection);
+            all.count += 1;
+        }
+        let was_watched = std::mem::replace(&mut all.is_watched, true);
         drop(all);
-        if was_empty {
+        if !was_watched {
             tokio::spawn(close_old(Arc::clone(self)));
         }
     }
@@ -310,11 +337,12 @@ where
     fn remove_old(&self) -> bool {
         let now = self.clock.monotonic();
         let mut all = self.lock();
-        all.retain(|_, connections| {
+        for connections in &mut all.of_upstream {
             connections.retain(|one| now.saturating_sub(one.since) < UPSTREAM_IDLE);
-            !connections.is_empty()
-        });
-        all.is_empty()
+        }
+        all.count = all.of_upstream.iter().map(Vec::len).sum();
+        all.is_watched = all.count > 0;
+        !all.is_watched
     }
 }
 
@@ -344,7 +372,7 @@ mod tests {
     fn upstreams() -> Upstreams<Full<Bytes>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-        Upstreams::new(connector, 8, clock, Duration::from_secs(360))
+        Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
     }
 
     impl SendAgain for Full<Bytes> {
@@ -373,7 +401,8 @@ mod tests {
 
     async fn send(upstreams: &Upstreams<Full<Bytes>>, to: &Uri) -> (bool, bool) {
         let mut evidence = Evidence::default();
-        let sent = upstreams.send(to, request(), &mut evidence).await;
+        let to = Upstream { number: 0, server: to };
+        let sent = upstreams.send(to, Box::new(request()), &mut evidence).await;
         (sent.is_ok(), evidence.may_be_sent())
     }
 
@@ -412,7 +441,10 @@ mod tests {
         assert_eq!(send(&upstreams, &uri).await, (true, true));
         is_closed.await.unwrap();
         // The runtime hears of the end of the connection.
-        let usable = || upstreams.idle.lock().values_mut().flatten().any(Connection::is_usable);
+        let usable = || {
+            let mut all = upstreams.idle.lock();
+            all.of_upstream.iter_mut().flatten().any(Connection::is_usable)
+        };
         while usable() {
             tokio::task::yield_now().await;
         }

@@ -14,11 +14,13 @@ const APP: &str = "https://app.example.com";
 const OTHER: &str = "https://other.example.com";
 const STRANGER: &str = "https://stranger.example.com";
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
-const EXPOSED: [&str; 5] = [
+const EXPOSED: [&str; 7] = [
     "Idempotency-Reference",
     "Idempotent-Replayed",
     "X-Idempotency-Replayed",
     "Retry-After",
+    "RateLimit",
+    "RateLimit-Policy",
     "Location",
 ];
 

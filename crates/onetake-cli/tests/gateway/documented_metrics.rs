@@ -11,7 +11,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 
 /// Names of metrics that follow `before` in a text.
 fn names(text: &str, before: &str) -> BTreeSet<String> {
-    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
     text.split(before)
         .skip(1)
         .filter_map(|rest| {

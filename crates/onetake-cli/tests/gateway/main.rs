@@ -8,6 +8,7 @@ mod commands;
 #[path = "../common/mod.rs"]
 mod common;
 mod cors;
+mod counted_refusals;
 mod deliberate_bugs;
 mod demo;
 mod documented_metrics;

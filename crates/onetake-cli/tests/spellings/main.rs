@@ -6,7 +6,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod raw;
 mod raw_http1;
+mod raw_http2;
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;

@@ -1,38 +1,64 @@
 //! Decimal numbers of any length. As floats, two different big integers could be equal.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use super::parse::Position;
 use super::{JsonError, JsonErrorKind};
 
-/// A JSON number: a sign, a coefficient and a power of ten, without any rounding.
+/// A JSON number: a sign, digits and a power of ten, without any rounding.
 ///
-/// Every number has exactly one form. So `1`, `1.0`, `1e0` and `10e-1` are equal, `-0` equals `0`,
-/// and `9007199254740993` differs from `9007199254740992`. The `Debug` form hides the digits,
-/// because bodies must not be logged.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Number {
+/// Every number has exactly one encoded form. So `1`, `1.0`, `1e0` and `10e-1` are equal, `-0`
+/// equals `0`, and `9007199254740993` differs from `9007199254740992`. The `Debug` form hides the
+/// digits, because bodies must not be logged.
+#[derive(Clone, Copy)]
+pub struct Number<'a> {
     /// Always false for zero.
     negative: bool,
-    coefficient: Coefficient,
+    /// The first digits. Together with `more` they do not start or end with 0, except for zero.
+    digits: &'a [u8],
+    /// The rest of the digits. In the body, the decimal point is before them.
+    more: &'a [u8],
     /// The power of ten. It is 0 if the number is zero.
     exponent: i64,
 }
 
-/// An integer that is zero or does not end in the digit 0.
-///
-/// The size alone decides the variant. Otherwise equal numbers could differ.
-#[derive(Clone, PartialEq, Eq)]
-enum Coefficient {
-    /// A coefficient of up to 64 bits. It needs no allocation, because a body may consist of half a
-    /// million short numbers.
-    Small(u64),
-    /// The ASCII digits of a coefficient beyond 64 bits.
-    Large(Box<[u8]>),
-}
+impl<'a> Number<'a> {
+    pub(super) const ZERO: Number<'static> =
+        Number { negative: false, digits: b"0", more: b"", exponent: 0 };
 
-impl Number {
+    /// Reads a number that has the form of one. Returns `None` if its exponent does not fit into 64
+    /// bits.
+    ///
+    /// The exponent is checked in the number's one form, so all spellings of a number are treated
+    /// the same.
+    pub(super) fn of(text: &'a [u8]) -> Option<Self> {
+        let (negative, text) = match text {
+            [b'-', text @ ..] => (true, text),
+            _ => (false, text),
+        };
+        let (mantissa, power) = split(text, |byte| matches!(byte, b'e' | b'E'));
+        let (mut digits, mut more) = split(mantissa, |byte| *byte == b'.');
+        let mut exponent = exponent(power);
+        while let [head @ .., b'0'] = more {
+            more = head;
+        }
+        exponent = exponent.saturating_sub(more.len() as i128);
+        while let ([head @ .., b'0'], []) = (digits, more) {
+            digits = head;
+            exponent = exponent.saturating_add(1);
+        }
+        while let [b'0', tail @ ..] = digits {
+            digits = tail;
+        }
+        while let ([], [b'0', tail @ ..]) = (digits, more) {
+            more = tail;
+        }
+        if digits.is_empty() && more.is_empty() {
+            return Some(Number::ZERO);
+        }
+        Some(Self { negative, digits, more, exponent: i64::try_from(exponent).ok()? })
+    }
+
     /// Returns the number in plain digits (`-120`), if it is an integer of at most `digits_max`
     /// digits.
     ///
@@ -40,12 +66,11 @@ impl Number {
     #[must_use]
     pub fn integer(&self, digits_max: usize) -> Option<String> {
         let zeros = usize::try_from(self.exponent).ok()?;
-        let digits = self.digits();
-        if digits.len().checked_add(zeros)? > digits_max {
+        if self.digits_count().checked_add(zeros)? > digits_max {
             return None;
         }
         let mut text = String::from(if self.negative { "-" } else { "" });
-        text.extend(digits.iter().copied().map(char::from));
+        text.extend(self.digits());
         text.extend(std::iter::repeat_n('0', zeros));
         Some(text)
     }
@@ -56,13 +81,12 @@ impl Number {
         if self.negative {
             return None;
         }
-        let digits = self.digits();
         let fraction = usize::try_from(self.exponent.min(0).unsigned_abs()).ok()?;
-        let kept = digits.len().saturating_sub(fraction);
-        match std::str::from_utf8(digits.get(..kept)?).ok()? {
-            "" => Some(0),
+        let kept = self.digits_count().saturating_sub(fraction);
+        match kept {
+            0 => Some(0),
             _ if self.exponent > 0 => self.integer(20)?.parse().ok(),
-            text => text.parse().ok(),
+            _ => self.digits().take(kept).collect::<String>().parse().ok(),
         }
     }
 
@@ -73,92 +97,78 @@ impl Number {
         // become 0, 1, 2, 3.
         let zigzag = (self.exponent << 1) ^ (self.exponent >> 63);
         put_count(out, zigzag.cast_unsigned());
-        put_bytes(out, &self.digits());
+        put_count(out, self.digits_count() as u64);
+        out.extend_from_slice(self.digits);
+        out.extend_from_slice(self.more);
     }
 
-    fn digits(&self) -> Cow<'_, [u8]> {
-        match &self.coefficient {
-            Coefficient::Small(coefficient) => Cow::Owned(coefficient.to_string().into_bytes()),
-            Coefficient::Large(digits) => Cow::Borrowed(digits),
-        }
+    fn digits(&self) -> impl Iterator<Item = char> {
+        self.digits.iter().chain(self.more).copied().map(char::from)
     }
 
-    /// Returns the number `digits` × 10^`exponent`, or `None` if its exponent does not fit into 64
-    /// bits.
-    ///
-    /// The exponent is checked in the number's one form, so all spellings of a number are treated
-    /// the same.
-    fn new(negative: bool, mut digits: &[u8], mut exponent: i128) -> Option<Self> {
-        while let [head @ .., b'0'] = digits {
-            digits = head;
-            exponent = exponent.saturating_add(1);
-        }
-        while let [b'0', tail @ ..] = digits {
-            digits = tail;
-        }
-        if digits.is_empty() {
-            return Some(Self { negative: false, coefficient: Coefficient::Small(0), exponent: 0 });
-        }
-        let small = digits.iter().try_fold(0_u64, |sum, digit| {
-            sum.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')))
-        });
-        let coefficient =
-            small.map_or_else(|| Coefficient::Large(digits.into()), Coefficient::Small);
-        Some(Self { negative, coefficient, exponent: i64::try_from(exponent).ok()? })
+    fn digits_count(&self) -> usize {
+        self.digits.len() + self.more.len()
     }
 }
 
-impl fmt::Debug for Number {
+impl fmt::Debug for Number<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Number(..)")
     }
 }
 
-/// Reads the number that starts at the cursor.
-///
-/// `scratch` is a buffer that is reused, so that a body of many numbers needs few allocations.
-pub(super) fn read(cursor: &mut Position<'_>, scratch: &mut Vec<u8>) -> Result<Number, JsonError> {
-    let start = cursor.offset();
-    scratch.clear();
-    let negative = cursor.take(b'-');
-    // A leading zero is the whole integer part. In `01`, the `1` is not part of the number.
-    if !cursor.take(b'0') {
-        read_digits(cursor, |digit| scratch.push(digit))?;
-    }
-    let mut fraction_digits = 0_i128;
-    if cursor.take(b'.') {
-        read_digits(cursor, |digit| {
-            scratch.push(digit);
-            fraction_digits += 1;
-        })?;
-    }
-    let mut exponent = 0_i128;
-    if cursor.take(b'e') || cursor.take(b'E') {
-        let minus = cursor.take(b'-');
-        if !minus {
-            cursor.take(b'+');
-        }
-        // Saturation at 128 bits is safe. No body is long enough for its fraction digits or
-        // trailing zeros to bring such an exponent back into 64 bits.
-        read_digits(cursor, |digit| {
-            let digit = i128::from(digit.wrapping_sub(b'0'));
-            exponent = exponent.saturating_mul(10).saturating_add(digit);
-        })?;
-        if minus {
-            exponent = -exponent;
-        }
-    }
-    Number::new(negative, scratch, exponent.saturating_sub(fraction_digits))
-        .ok_or_else(|| cursor.error(JsonErrorKind::ExponentOverflow, start))
+/// Returns the bytes before and after the first byte of a kind. If there is none, nothing is after
+/// it.
+fn split(text: &[u8], is_mark: impl Fn(&u8) -> bool) -> (&[u8], &[u8]) {
+    let at = text.iter().position(is_mark).unwrap_or(text.len());
+    (text.get(..at).unwrap_or_default(), text.get(at + 1..).unwrap_or_default())
 }
 
-/// Reads one or more digits, and calls `each` for every digit.
-fn read_digits(cursor: &mut Position<'_>, mut each: impl FnMut(u8)) -> Result<(), JsonError> {
+/// Reads the text after the `e` of a number. Without digits it is 0.
+fn exponent(text: &[u8]) -> i128 {
+    let (minus, digits) = match text {
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] => (false, digits),
+        digits => (false, digits),
+    };
+    // Saturation at 128 bits is safe. No body is long enough for its fraction digits or trailing
+    // zeros to bring such an exponent back into 64 bits.
+    let size = digits.iter().fold(0_i128, |size, digit| {
+        size.saturating_mul(10).saturating_add(i128::from(digit.wrapping_sub(b'0')))
+    });
+    if minus { -size } else { size }
+}
+
+/// Checks the number that starts at the cursor, and moves the cursor behind it.
+pub(super) fn check(cursor: &mut Position<'_>) -> Result<(), JsonError> {
+    let start = cursor.offset();
+    cursor.take(b'-');
+    // A leading zero is the whole integer part. In `01`, the `1` is not part of the number.
+    if !cursor.take(b'0') {
+        skip_digits(cursor)?;
+    }
+    if cursor.take(b'.') {
+        skip_digits(cursor)?;
+    }
+    if cursor.take(b'e') || cursor.take(b'E') {
+        if !cursor.take(b'-') {
+            cursor.take(b'+');
+        }
+        skip_digits(cursor)?;
+        // Without an `e`, no body is long enough for such an exponent.
+        if Number::of(cursor.since(start)).is_none() {
+            return Err(cursor.error(JsonErrorKind::ExponentOverflow, start));
+        }
+    }
+    Ok(())
+}
+
+/// Moves the cursor behind one or more digits.
+fn skip_digits(cursor: &mut Position<'_>) -> Result<(), JsonError> {
     if !cursor.peek().is_some_and(|byte| byte.is_ascii_digit()) {
         return Err(cursor.expected("a digit"));
     }
-    while let Some(digit) = cursor.peek().filter(u8::is_ascii_digit) {
-        each(digit);
+    while cursor.peek().is_some_and(|byte| byte.is_ascii_digit()) {
         cursor.skip(1);
     }
     Ok(())
@@ -181,25 +191,29 @@ pub(super) fn put_count(out: &mut Vec<u8>, mut count: u64) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::super::{Limits, Value, parse};
+    use super::super::{Limits, parse};
     use super::*;
+    use bytes::Bytes;
     use proptest::prelude::*;
 
-    fn number(text: &str) -> Number {
-        match parse(text.as_bytes(), Limits::default()) {
-            Ok(Value::Number(number)) => number,
-            other => panic!("{text}: {other:?}"),
-        }
+    fn number(text: &str) -> Number<'_> {
+        assert!(read(text).is_ok(), "{text}");
+        Number::of(text.as_bytes()).unwrap()
+    }
+
+    fn read(text: &str) -> Result<super::super::Document, JsonError> {
+        parse(Bytes::copy_from_slice(text.as_bytes()), Limits::default())
     }
 
     fn encoded(text: &str) -> Vec<u8> {
+        let document = read(text).unwrap();
         let mut out = Vec::new();
-        number(text).encode(&mut out);
+        document.root().number().unwrap().encode(&mut out);
         out
     }
 
     fn overflows(text: &str) -> bool {
-        let refused = parse(text.as_bytes(), Limits::default()).err();
+        let refused = read(text).err();
         refused.is_some_and(|err| err.kind == JsonErrorKind::ExponentOverflow)
     }
 
@@ -221,7 +235,6 @@ pub(super) mod tests {
                 for other in lines {
                     let first = other.split(' ').next().unwrap();
                     let same = other == line;
-                    assert_eq!(number(text) == number(first), same, "{text} {first}");
                     assert_eq!(encoded(text) == encoded(first), same, "{text} {first}");
                 }
             }
@@ -230,11 +243,11 @@ pub(super) mod tests {
 
     #[test]
     fn big_integers_and_long_fractions_keep_every_digit() {
-        assert_ne!(number("9007199254740993"), number("9007199254740992"));
-        assert_ne!(number("0.1"), number("0.10000000000000000555111512312578"));
+        assert_ne!(encoded("9007199254740993"), encoded("9007199254740992"));
+        assert_ne!(encoded("0.1"), encoded("0.10000000000000000555111512312578"));
         let long = "7".repeat(500);
-        assert_ne!(number(&long), number(&format!("{}8", &long[1..])));
-        assert_eq!(number(&long), number(&format!("{long}00e-2")));
+        assert_ne!(encoded(&long), encoded(&format!("{}8", &long[1..])));
+        assert_eq!(encoded(&long), encoded(&format!("{long}00e-2")));
     }
 
     #[test]
@@ -249,7 +262,7 @@ pub(super) mod tests {
             assert!(overflows(&format!("1e{sign}340282366920938463463374607431768211456")));
         }
         assert_eq!(number("1e-9223372036854775808").exponent, i64::MIN);
-        assert_eq!(number(&format!("1e{}1", "0".repeat(1000))), number("10"));
+        assert_eq!(encoded(&format!("1e{}1", "0".repeat(1000))), encoded("10"));
     }
 
     #[test]
@@ -268,10 +281,8 @@ pub(super) mod tests {
     fn a_megabyte_of_digits_is_no_trouble() {
         let nines = "9".repeat(1 << 20);
         assert_eq!(encoded(&nines).len(), nines.len() + 5);
-        assert_eq!(number(&format!("0.{nines}e{}", nines.len())), number(&nines));
+        assert_eq!(encoded(&format!("0.{nines}e{}", nines.len())), encoded(&nines));
         assert!(overflows(&format!("1e{nines}")));
-        // This size bounds the memory for a body of one-digit numbers alone.
-        assert!(size_of::<Value>() <= 32);
     }
 
     #[test]
@@ -279,7 +290,7 @@ pub(super) mod tests {
         let texts = "- +1 .5 1. 1.e1 1e 1e+ 01 -01 00 -00.0 0x1 1_0 NaN -Infinity --1 1e1.5 1e++1 \
                      1,0 -\u{0661} 1f";
         for text in texts.split(' ') {
-            assert!(parse(text.as_bytes(), Limits::default()).is_err(), "{text}");
+            assert!(read(text).is_err(), "{text}");
         }
     }
 
@@ -350,12 +361,12 @@ pub(super) mod tests {
         ) {
             let dice = &mut Dice(seed);
             let one = spell(coefficient, exponent, dice);
-            prop_assert_eq!(number(&one), number(&spell(coefficient, exponent, dice)), "{}", one);
+            let again = spell(coefficient, exponent, dice);
+            prop_assert_eq!(encoded(&one), encoded(&again), "{} {}", one, again);
             // Numbers nearby: another coefficient, another exponent, or both.
             let near = (coefficient.saturating_add(step), exponent + shift);
             let same = exact(coefficient, exponent) == exact(near.0, near.1);
             let other = spell(near.0, near.1, dice);
-            prop_assert_eq!(number(&one) == number(&other), same, "{} {}", one, other);
             prop_assert_eq!(encoded(&one) == encoded(&other), same, "{} {}", one, other);
         }
     }

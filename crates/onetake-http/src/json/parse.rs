@@ -1,86 +1,136 @@
 //! A strict parser of JSON (RFC 8259), with an explicit stack instead of recursion.
 
-use std::collections::BTreeMap;
+use bytes::Bytes;
 
+use super::document::{Document, Node, Span};
 use super::number;
 use super::pointer::push_token;
-use super::{JsonError, JsonErrorKind, Limits, Members, Value};
+use super::{JsonError, JsonErrorKind, Limits};
+
+/// The most bytes of a body. Positions in it are numbers of 32 bits.
+const BODY_BYTES_MAX: usize = u32::MAX as usize;
+/// The number of nodes for which room is made at first.
+const NODES_MIN: usize = 16;
 
 /// Parses a body that holds one JSON value and otherwise only white space.
 ///
 /// # Errors
 /// If the body is not JSON by RFC 8259, or if two parsers could read it differently: see [the
 /// module](super).
-pub fn parse(body: &[u8], limits: Limits) -> Result<Value, JsonError> {
-    let cursor = Position { body, rest: body };
+pub fn parse(body: Bytes, limits: Limits) -> Result<Document, JsonError> {
+    let cursor = Position { body: &body, rest: &body };
+    if body.len() > BODY_BYTES_MAX {
+        return Err(cursor.error(JsonErrorKind::TooLong(BODY_BYTES_MAX), BODY_BYTES_MAX));
+    }
     if body.starts_with("\u{feff}".as_bytes()) {
         return Err(cursor.error(JsonErrorKind::ByteOrderMark, 0));
     }
-    if let Err(err) = std::str::from_utf8(body) {
+    if let Err(err) = std::str::from_utf8(&body) {
         return Err(cursor.error(JsonErrorKind::NotUtf8, err.valid_up_to()));
     }
-    let (open, scratch) = (Vec::new(), Vec::new());
-    let parser = Parser { cursor, open, limits, scratch };
-    parser.document()
+    let document = Document {
+        body: body.clone(),
+        nodes: Vec::new(),
+        unescaped: Vec::new(),
+        members: Vec::new(),
+    };
+    Parser { cursor, document, open: Vec::new(), names: Vec::new(), limits }.read()
 }
 
 struct Parser<'a> {
     cursor: Position<'a>,
+    document: Document,
     /// The arrays and objects around the cursor, outermost first.
     open: Vec<OpenContainer>,
+    /// The member names of all open objects so far.
+    names: Vec<Name>,
     limits: Limits,
-    /// A reused buffer for the digits of a number.
-    scratch: Vec<u8>,
 }
 
 enum OpenContainer {
-    Array(Vec<Value>),
-    /// The members so far, and the name of the member that is being read.
-    Object(BTreeMap<String, Value>, String),
+    Array {
+        node: u32,
+        /// The number of items before the one that is being read.
+        count: u32,
+    },
+    Object {
+        node: u32,
+        /// The position of its first name in [`Parser::names`].
+        first_name: usize,
+        /// The node of the name of the member that is being read.
+        name: u32,
+    },
+}
+
+/// A member name: its node, and its position in the body.
+struct Name {
+    node: u32,
+    offset: u32,
 }
 
 impl Parser<'_> {
-    fn document(mut self) -> Result<Value, JsonError> {
+    fn read(mut self) -> Result<Document, JsonError> {
         loop {
-            if let Some(value) = self.begin_value()?
-                && let Some(root) = self.finish_value(value)?
-            {
-                return Ok(root);
+            if self.begin_value()? && self.finish_value()? {
+                return Ok(self.document);
             }
         }
     }
 
-    /// Reads a whole value and returns it. Of an array or object that is not empty, it reads only
-    /// the start, and returns `None`.
-    fn begin_value(&mut self) -> Result<Option<Value>, JsonError> {
+    /// Reads a whole value and returns true. Of an array or object that is not empty, it reads only
+    /// the start, and returns false.
+    fn begin_value(&mut self) -> Result<bool, JsonError> {
         self.cursor.skip_space();
-        let value = match self.cursor.peek() {
+        let node = match self.cursor.peek() {
             Some(b'[') => {
                 self.enter()?;
+                let node = self.push(Node::Array { end: 0, count: 0 });
                 if !self.cursor.take(b']') {
-                    self.open.push(OpenContainer::Array(Vec::new()));
-                    return Ok(None);
+                    self.open.push(OpenContainer::Array { node, count: 0 });
+                    return Ok(false);
                 }
-                Value::Array(Vec::new())
+                self.end_array(node, 0);
+                return Ok(true);
             }
             Some(b'{') => {
                 self.enter()?;
+                let node = self.push(Node::Object { end: 0, members: 0 });
+                let first_name = self.names.len();
                 if !self.cursor.take(b'}') {
-                    self.next_member(BTreeMap::new())?;
-                    return Ok(None);
+                    let name = self.next_name()?;
+                    self.open.push(OpenContainer::Object { node, first_name, name });
+                    return Ok(false);
                 }
-                Value::Object(Members::default())
+                self.end_object(node, first_name)?;
+                return Ok(true);
             }
-            Some(b'"') => Value::String(self.cursor.string("a value")?),
+            Some(b'"') => self.cursor.string("a value", &mut self.document.unescaped)?,
             Some(b'-' | b'0'..=b'9') => {
-                Value::Number(number::read(&mut self.cursor, &mut self.scratch)?)
+                let start = self.cursor.position();
+                number::check(&mut self.cursor)?;
+                Node::Number(Span { start, end: self.cursor.position() })
             }
-            _ if self.cursor.take_word(b"null") => Value::Null,
-            _ if self.cursor.take_word(b"true") => Value::Bool(true),
-            _ if self.cursor.take_word(b"false") => Value::Bool(false),
+            _ if self.cursor.take_word(b"null") => Node::Null,
+            _ if self.cursor.take_word(b"true") => Node::Bool(true),
+            _ if self.cursor.take_word(b"false") => Node::Bool(false),
             _ => return Err(self.cursor.expected("a value")),
         };
-        Ok(Some(value))
+        self.push(node);
+        Ok(true)
+    }
+
+    /// Appends a node, and returns its index.
+    fn push(&mut self, node: Node) -> u32 {
+        let nodes = &mut self.document.nodes;
+        if nodes.len() == nodes.capacity() {
+            // A node takes at least two bytes of the body (`0,`), except for brackets that are
+            // open. Make no room for more nodes than the rest of the body can have.
+            let room = self.cursor.rest.len() / 2 + NODES_MIN;
+            nodes.reserve_exact(nodes.len().clamp(NODES_MIN, room));
+        }
+        let index = nodes.len() as u32;
+        nodes.push(node);
+        index
     }
 
     /// Moves the cursor into an array or object, to the first byte that is not white space.
@@ -95,63 +145,86 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Adds a value to the array or object around it, and closes all that end after it. Returns the
-    /// root value at the end of the body, or `None` if another value must follow.
-    fn finish_value(&mut self, mut value: Value) -> Result<Option<Value>, JsonError> {
+    /// Ends the value before the cursor, and all arrays and objects that end after it. Returns true
+    /// at the end of the body, and false if another value must follow.
+    fn finish_value(&mut self) -> Result<bool, JsonError> {
         loop {
             self.cursor.skip_space();
-            value = match self.open.pop() {
-                None if self.cursor.peek().is_none() => return Ok(Some(value)),
+            match self.open.pop() {
+                None if self.cursor.peek().is_none() => return Ok(true),
                 None => return Err(self.cursor.expected("the end of the body")),
-                Some(OpenContainer::Array(mut items)) => {
-                    // A body may consist of arrays of short values. Reserve no room for more items
-                    // than the rest of the body can hold.
-                    if items.len() == items.capacity() {
-                        let room = self.cursor.rest.len() / 2 + 1;
-                        items.reserve_exact(items.len().clamp(1, room));
-                    }
-                    items.push(value);
+                Some(OpenContainer::Array { node, count }) => {
+                    let count = count + 1;
                     if self.cursor.take(b',') {
-                        self.open.push(OpenContainer::Array(items));
-                        return Ok(None);
+                        self.open.push(OpenContainer::Array { node, count });
+                        return Ok(false);
                     }
                     if !self.cursor.take(b']') {
                         return Err(self.cursor.expected("a comma or a closing bracket"));
                     }
-                    items.shrink_to_fit();
-                    Value::Array(items)
+                    self.end_array(node, count);
                 }
-                Some(OpenContainer::Object(mut members, name)) => {
-                    members.insert(name, value);
+                Some(OpenContainer::Object { node, first_name, .. }) => {
                     if self.cursor.take(b',') {
-                        self.next_member(members)?;
-                        return Ok(None);
+                        let name = self.next_name()?;
+                        self.open.push(OpenContainer::Object { node, first_name, name });
+                        return Ok(false);
                     }
                     if !self.cursor.take(b'}') {
                         return Err(self.cursor.expected("a comma or a closing brace"));
                     }
-                    Value::Object(members.into())
+                    self.end_object(node, first_name)?;
                 }
-            };
+            }
         }
     }
 
-    /// Reads a member's name and the colon after it. `members` are the members before it.
-    fn next_member(&mut self, members: BTreeMap<String, Value>) -> Result<(), JsonError> {
+    /// Reads a member's name and the colon after it.
+    fn next_name(&mut self) -> Result<u32, JsonError> {
         self.cursor.skip_space();
-        let start = self.cursor.offset();
-        let name = self.cursor.string("a member name in quotes")?;
-        // Names are compared after unescaping, so `"a"` and `"\u0061"` are duplicates.
-        if members.contains_key(&name) {
-            let object = self.pointer();
-            let kind = JsonErrorKind::DuplicateMember { object };
-            return Err(self.cursor.error(kind, start));
-        }
+        let offset = self.cursor.position();
+        let name = self.cursor.string("a member name in quotes", &mut self.document.unescaped)?;
         self.cursor.skip_space();
         if !self.cursor.take(b':') {
             return Err(self.cursor.expected("a colon"));
         }
-        self.open.push(OpenContainer::Object(members, name));
+        let node = self.push(name);
+        self.names.push(Name { node, offset });
+        Ok(node)
+    }
+
+    fn end_array(&mut self, node: u32, count: u32) {
+        let end = self.document.nodes.len() as u32;
+        if let Some(node) = self.document.nodes.get_mut(node as usize) {
+            *node = Node::Array { end, count };
+        }
+    }
+
+    /// Sorts the names of an object, and refuses it if two of them are the same.
+    fn end_object(&mut self, node: u32, first_name: usize) -> Result<(), JsonError> {
+        let document = &mut self.document;
+        let names = self.names.get_mut(first_name..).unwrap_or_default();
+        // Names are compared after unescaping, so `"a"` and `"\u0061"` are the same.
+        names.sort_unstable_by(|one, other| {
+            let characters = |name: &Name| document.characters(name.node);
+            characters(one).cmp(characters(other)).then(one.node.cmp(&other.node))
+        });
+        let repeated = names.array_windows().filter_map(|[one, other]| {
+            let is_same = document.characters(one.node) == document.characters(other.node);
+            is_same.then_some(other.offset)
+        });
+        if let Some(offset) = repeated.min() {
+            let kind = JsonErrorKind::DuplicateMember { object: self.pointer() };
+            return Err(self.cursor.error(kind, offset as usize));
+        }
+        let members = document.members.len() as u32;
+        document.members.push(names.len() as u32);
+        document.members.extend(names.iter().map(|name| name.node));
+        self.names.truncate(first_name);
+        let end = document.nodes.len() as u32;
+        if let Some(node) = document.nodes.get_mut(node as usize) {
+            *node = Node::Object { end, members };
+        }
         Ok(())
     }
 
@@ -161,8 +234,11 @@ impl Parser<'_> {
         let mut pointer = String::new();
         for open in &self.open {
             match open {
-                OpenContainer::Array(items) => push_token(&mut pointer, &items.len().to_string()),
-                OpenContainer::Object(_, name) => push_token(&mut pointer, name),
+                OpenContainer::Array { count, .. } => push_token(&mut pointer, &count.to_string()),
+                OpenContainer::Object { name, .. } => {
+                    let name = String::from_utf8_lossy(self.document.characters(*name));
+                    push_token(&mut pointer, &name);
+                }
             }
         }
         if pointer.len() > BYTES_MAX {
@@ -179,9 +255,19 @@ pub(super) struct Position<'a> {
     rest: &'a [u8],
 }
 
-impl Position<'_> {
+impl<'a> Position<'a> {
     pub(super) fn offset(&self) -> usize {
         self.body.len() - self.rest.len()
+    }
+
+    /// The offset as it is kept in nodes.
+    fn position(&self) -> u32 {
+        self.offset() as u32
+    }
+
+    /// Returns the bytes from an offset to the cursor.
+    pub(super) fn since(&self, start: usize) -> &'a [u8] {
+        self.body.get(start..self.offset()).unwrap_or_default()
     }
 
     pub(super) fn peek(&self) -> Option<u8> {
@@ -209,31 +295,54 @@ impl Position<'_> {
         }
     }
 
-    /// Reads a string from quote to quote. `what` names it in the error if there is none.
-    fn string(&mut self, what: &'static str) -> Result<String, JsonError> {
+    /// Reads a string from quote to quote. `what` names it in the error if there is none. The
+    /// characters of a string with escapes are appended to `unescaped`.
+    fn string(&mut self, what: &'static str, unescaped: &mut Vec<u8>) -> Result<Node, JsonError> {
         if !self.take(b'"') {
             return Err(self.expected(what));
         }
-        let mut text = Vec::new();
+        let first = self.plain()?;
+        if self.peek() == Some(b'"') {
+            let end = self.position();
+            self.skip(1);
+            return Ok(Node::Text(Span { start: end - first.len() as u32, end }));
+        }
+        let start = unescaped.len() as u32;
+        unescaped.extend_from_slice(first);
         loop {
-            let plain = self.rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | ..b' '));
-            let Some((plain, rest)) = plain.and_then(|end| self.rest.split_at_checked(end)) else {
-                self.rest = &[];
-                return Err(self.expected("the closing quote of a string"));
-            };
-            text.extend_from_slice(plain);
-            self.rest = rest;
             match self.peek() {
                 Some(b'"') => break,
                 Some(b'\\') => {
                     let char = self.escape()?;
-                    text.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
+                    unescaped.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
                 }
                 _ => return Err(self.error(JsonErrorKind::ControlCharacter, self.offset())),
             }
+            unescaped.extend_from_slice(self.plain()?);
         }
         self.skip(1);
-        String::from_utf8(text).map_err(|_| self.error(JsonErrorKind::NotUtf8, self.offset()))
+        Ok(Node::Unescaped(Span { start, end: unescaped.len() as u32 }))
+    }
+
+    /// Reads characters of a string up to the next quote, backslash or control character.
+    fn plain(&mut self) -> Result<&'a [u8], JsonError> {
+        let is_special = |byte: &u8| matches!(byte, b'"' | b'\\' | ..b' ');
+        // Whole blocks first. The loop over one block has no branches, so it is fast.
+        let has_special =
+            |block: &[u8; 16]| block.iter().fold(false, |has, byte| has | is_special(byte));
+        let (blocks, _) = self.rest.as_chunks();
+        let skipped = 16 * blocks.iter().take_while(|block| !has_special(block)).count();
+        let tail = self.rest.get(skipped..).unwrap_or_default();
+        let Some((plain, rest)) = tail
+            .iter()
+            .position(is_special)
+            .and_then(|end| self.rest.split_at_checked(skipped + end))
+        else {
+            self.rest = &[];
+            return Err(self.expected("the closing quote of a string"));
+        };
+        self.rest = rest;
+        Ok(plain)
     }
 
     /// Reads an escape. The backslash is the next byte.
@@ -311,7 +420,7 @@ mod tests {
     use super::*;
 
     fn refused(body: impl AsRef<[u8]>) -> JsonError {
-        parse(body.as_ref(), Limits::default()).unwrap_err()
+        parse(Bytes::copy_from_slice(body.as_ref()), Limits::default()).unwrap_err()
     }
 
     #[test]
@@ -326,7 +435,10 @@ mod tests {
         let long = refused(format!(r#"{{"{}":{{"":1,"":1}}}}"#, "é".repeat(5000)));
         assert!(long.to_string().len() < 500);
         let fine = br#"{"a":{"b":1},"b":{"b":1},"A":1,"":1,"a ":1}"#;
-        assert!(parse(fine, Limits::default()).is_ok());
+        assert!(parse(Bytes::from_static(fine), Limits::default()).is_ok());
+        // The first repetition is named, and not the first one in the order of names.
+        let twice = r#"{"b":1,"c":{"b":1},"b":1,"a":1,"a":1,"b":1}"#;
+        assert_eq!(refused(twice).offset, 19);
     }
 
     #[test]
@@ -370,13 +482,13 @@ mod tests {
         };
         let deep = Limits::with_depth_max(usize::MAX);
         for brackets in [("[", "]"), ("{\"a\":", "}")] {
-            assert!(parse(nest(128, brackets).as_bytes(), Limits::default()).is_ok());
+            assert!(parse(nest(128, brackets).into(), Limits::default()).is_ok());
             let err = refused(nest(129, brackets));
             assert_eq!(err.kind, JsonErrorKind::TooDeep(128));
             assert_eq!(err.offset, 128 * brackets.0.len());
-            assert!(parse(nest(1024, brackets).as_bytes(), deep).is_ok());
-            assert!(parse(nest(1 << 20, brackets).as_bytes(), deep).is_err());
+            assert!(parse(nest(1024, brackets).into(), deep).is_ok());
+            assert!(parse(nest(1 << 20, brackets).into(), deep).is_err());
         }
-        assert!(parse(b"[]", Limits::with_depth_max(0)).is_err());
+        assert!(parse(Bytes::from_static(b"[]"), Limits::with_depth_max(0)).is_err());
     }
 }

@@ -1,10 +1,12 @@
 //! JSON pointers (RFC 6901), and the canonical bytes of the values that they select.
 
-use std::collections::HashSet;
-use std::{fmt, slice};
+use std::fmt;
 
+use bytes::Bytes;
+
+use super::encode::encode;
 use super::number::{put_bytes, put_count};
-use super::{JsonError, Limits, Members, Value, parse};
+use super::{JsonError, Limits, Value, parse};
 
 /// The prefix of all canonical bytes. It changes with the encoding, so that old and new bytes are
 /// never equal.
@@ -31,7 +33,7 @@ impl Selection {
     /// `Include` differ from those of `Whole`, of `Exclude`, and of an `Include` with other
     /// pointers.
     #[must_use]
-    pub fn canonical(&self, value: &Value) -> Vec<u8> {
+    pub fn canonical(&self, value: Value<'_>) -> Vec<u8> {
         match self {
             Self::Whole => exclude(value, &[]),
             Self::Include(pointers) => include(value, pointers),
@@ -44,12 +46,8 @@ impl Selection {
 ///
 /// # Errors
 /// If the body is not acceptable JSON. The parts that are not selected are checked too.
-pub fn canonical(
-    bytes: &[u8],
-    selection: &Selection,
-    limits: Limits,
-) -> Result<Vec<u8>, JsonError> {
-    parse(bytes, limits).map(|value| selection.canonical(&value))
+pub fn canonical(body: Bytes, selection: &Selection, limits: Limits) -> Result<Vec<u8>, JsonError> {
+    parse(body, limits).map(|document| selection.canonical(document.root()))
 }
 
 /// Returns the canonical bytes of a value without the values at these places.
@@ -58,9 +56,13 @@ pub fn canonical(
 /// elements keep their positions. An excluded whole body (`""`) also leaves a mark, and then all
 /// bodies are equal. A pointer that finds nothing is ignored.
 #[must_use]
-pub fn exclude(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
-    let excluded = Excluded::from_iter(pointers.iter().filter_map(|it| value.get(it)).map(ptr));
-    let mut out = VERSION.to_vec();
+pub fn exclude(value: Value<'_>, pointers: &[Pointer]) -> Vec<u8> {
+    let found = pointers.iter().filter_map(|pointer| value.get(pointer));
+    let mut excluded = Vec::from_iter(found.map(|value| value.index));
+    excluded.sort_unstable();
+    // The canonical form is rarely longer than the body.
+    let mut out = Vec::with_capacity(VERSION.len() + 1 + value.document.body.len());
+    out.extend_from_slice(VERSION);
     out.push(b'w');
     encode(value, &excluded, &mut out);
     out
@@ -71,7 +73,7 @@ pub fn exclude(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
 ///
 /// A place without a value differs from one that holds `null`.
 #[must_use]
-pub fn include(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
+pub fn include(value: Value<'_>, pointers: &[Pointer]) -> Vec<u8> {
     let mut pointers = Vec::from_iter(pointers);
     pointers.sort_unstable();
     pointers.dedup();
@@ -87,73 +89,6 @@ pub fn include(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
         }
     }
     out
-}
-
-/// Excluded values, identified by their addresses in memory.
-pub(super) type Excluded = HashSet<*const Value>;
-
-/// The items or members of an array or object that are not written yet.
-enum Rest<'a> {
-    Items(slice::Iter<'a, Value>),
-    Members(slice::Iter<'a, (String, Value)>),
-}
-
-/// Appends the canonical form of a value, without recursion.
-pub(super) fn encode(root: &Value, excluded: &Excluded, out: &mut Vec<u8>) {
-    let mut open = Vec::from_iter(encode_head(root, excluded, out));
-    while let Some(rest) = open.last_mut() {
-        let next = match rest {
-            Rest::Items(items) => items.next(),
-            Rest::Members(members) => {
-                let next = members.find(|(_, value)| !excluded.contains(&ptr(value)));
-                next.map(|(name, value)| {
-                    put_bytes(out, name.as_bytes());
-                    value
-                })
-            }
-        };
-        match next {
-            Some(value) => open.extend(encode_head(value, excluded, out)),
-            None => drop(open.pop()),
-        }
-    }
-}
-
-/// Appends a value. Of an array or object it appends only the type and the length, and returns the
-/// rest.
-fn encode_head<'a>(value: &'a Value, excluded: &Excluded, out: &mut Vec<u8>) -> Option<Rest<'a>> {
-    if excluded.contains(&ptr(value)) {
-        // Only array elements and a whole body get here. The mark keeps the position of the
-        // element, so that the elements after it do not move up.
-        out.push(b'x');
-        return None;
-    }
-    match value {
-        Value::Null => out.push(b'n'),
-        Value::Bool(false) => out.push(b'f'),
-        Value::Bool(true) => out.push(b't'),
-        Value::Number(number) => number.encode(out),
-        Value::String(text) => {
-            out.push(b's');
-            put_bytes(out, text.as_bytes());
-        }
-        Value::Array(items) => {
-            out.push(b'a');
-            put_count(out, items.len() as u64);
-            return Some(Rest::Items(items.iter()));
-        }
-        Value::Object(Members(members)) => {
-            let count = members.iter().filter(|(_, value)| !excluded.contains(&ptr(value))).count();
-            out.push(b'o');
-            put_count(out, count as u64);
-            return Some(Rest::Members(members.iter()));
-        }
-    }
-    None
-}
-
-fn ptr(value: &Value) -> *const Value {
-    value
 }
 
 /// A place in a JSON value, such as `/order/lines/0`. The empty text is the whole value.
@@ -222,11 +157,10 @@ impl Pointer {
         self.tokens.is_empty()
     }
 
-    pub(super) fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
-        self.tokens.iter().try_fold(root, |value, token| match value {
-            Value::Object(members) => members.get(token),
-            Value::Array(items) => items.get(index(token)?),
-            _ => None,
+    pub(super) fn find<'a>(&self, root: Value<'a>) -> Option<Value<'a>> {
+        self.tokens.iter().try_fold(root, |value, token| match value.is_array() {
+            true => value.items().nth(index(token)?),
+            false => value.member(token),
         })
     }
 }
@@ -277,7 +211,7 @@ mod tests {
     }
 
     fn bytes(body: &str, selection: &Selection) -> Vec<u8> {
-        canonical(body.as_bytes(), selection, Limits::default()).unwrap()
+        canonical(body.to_owned().into(), selection, Limits::default()).unwrap()
     }
 
     fn without(body: &str, texts: &[&str]) -> Vec<u8> {
@@ -290,11 +224,10 @@ mod tests {
 
     #[test]
     fn pointers_find_what_rfc_6901_says() {
-        let root = parse(BODY.as_bytes(), Limits::default()).unwrap();
-        let found = |text: &str| match root.get(&pointers(&[text])[0]) {
-            Some(Value::Number(number)) => number.integer(9).unwrap(),
-            Some(Value::Null) => "null".into(),
-            Some(_) => "other".into(),
+        let document = parse(Bytes::from_static(BODY.as_bytes()), Limits::default()).unwrap();
+        let found = |text: &str| match document.root().get(&pointers(&[text])[0]) {
+            Some(value) if value.is_null() => "null".into(),
+            Some(value) => value.number().map_or("other".into(), |it| it.integer(9).unwrap()),
             None => "none".into(),
         };
         assert_eq!(found(""), "other");

@@ -53,6 +53,11 @@ pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Probl
     }
 }
 
+/// Returns true if a request has a header with a key.
+pub(crate) fn has_header(headers: &HeaderMap) -> bool {
+    headers.contains_key(IDEMPOTENCY_KEY) || headers.contains_key(X_IDEMPOTENCY_KEY)
+}
+
 /// Replaces a header that names the same key several times by one that names it once, so that the
 /// inner service sees the same key whether a proxy repeated it or not.
 pub(crate) fn write_once(headers: &mut HeaderMap, source: &KeySource) {

@@ -19,7 +19,7 @@ const DIGITS_MAX: usize = 255;
 /// A value that was found in a request.
 enum FoundValue<'a> {
     Text(String),
-    Json(&'a Value),
+    Json(Value<'a>),
 }
 
 /// Reads the key if a part of it is in the body. Returns `None` if there is no key and none is
@@ -45,7 +45,7 @@ pub(crate) fn key_of_body(
 /// Reads the key from the values that its source names.
 pub(super) fn key_of_values(
     parts: &Parts,
-    body: Option<&Value>,
+    body: Option<Value<'_>>,
     policy: &Policy,
 ) -> Result<Option<Key>, Problem> {
     let wanted = policy.key.source.values();
@@ -66,13 +66,13 @@ pub(super) fn key_of_values(
 fn find<'a>(
     value: &RequestValue,
     parts: &Parts,
-    body: Option<&'a Value>,
+    body: Option<Value<'a>>,
     policy: &Policy,
 ) -> Result<Option<FoundValue<'a>>, Problem> {
     let text = match value {
         RequestValue::Json(pointer) => {
             let found = body.and_then(|body| body.get(pointer));
-            return Ok(found.filter(|found| **found != Value::Null).map(FoundValue::Json));
+            return Ok(found.filter(|found| !found.is_null()).map(FoundValue::Json));
         }
         RequestValue::Header(name) => {
             let key = single(&parts.headers, name, &policy.key)?;
@@ -109,11 +109,8 @@ fn one(value: &RequestValue, found: &FoundValue<'_>) -> Result<Key, Problem> {
     let (text, form) = match found {
         FoundValue::Text(text) => (Some(text.clone()), "It must have 1 to 255 bytes."),
         FoundValue::Json(json) => {
-            let text = match json {
-                Value::String(text) => Some(text.clone()),
-                Value::Number(number) => number.integer(DIGITS_MAX),
-                _ => None,
-            };
+            let integer = || json.number().and_then(|number| number.integer(DIGITS_MAX));
+            let text = json.text().map(str::to_owned).or_else(integer);
             (text, "It must be a string of 1 to 255 bytes, or an integer.")
         }
     };
@@ -135,7 +132,7 @@ fn derived(wanted: &[RequestValue], found: &[FoundValue<'_>]) -> Result<Key, Pro
         };
         let mut canonical = Vec::new();
         match found {
-            FoundValue::Json(Value::Array(_) | Value::Object(_)) => {
+            FoundValue::Json(json) if json.is_array() || json.is_object() => {
                 return Err(invalid(value, "It must be a string, a number or a boolean."));
             }
             FoundValue::Json(json) => json.canonical(&mut canonical),

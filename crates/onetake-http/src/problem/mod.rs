@@ -4,6 +4,7 @@
 
 mod format;
 pub(crate) mod from_engine;
+mod upstream;
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
@@ -12,6 +13,7 @@ use http::{HeaderMap, Response, StatusCode};
 use onetake_core::Reference;
 
 pub use format::{Dialect, ProblemFormat, ProblemStatuses};
+pub use upstream::UpstreamFailure;
 
 /// The path of the page that explains the problems.
 pub const DOCUMENTATION: &str = "/.onetake/problems";

@@ -145,8 +145,9 @@ impl<'a> NormalPath<'a> {
 #[must_use]
 pub fn has_dot_segment(path: &str) -> bool {
     let is_dots = |segment: &str| {
-        let dots = segment.replace("%2e", ".").replace("%2E", ".");
-        dots == "." || dots == ".."
+        let is_dot = |rest: &str| rest == "." || rest.eq_ignore_ascii_case("%2e");
+        let two = |(first, second)| is_dot(first) && is_dot(second);
+        is_dot(segment) || [1, 3].iter().filter_map(|at| segment.split_at_checked(*at)).any(two)
     };
     path.split('/').any(|segment| segment.len() <= 6 && is_dots(segment))
 }

@@ -37,7 +37,7 @@ use onetake_core::{Fingerprinter, Scope};
 pub use onetake_core::velocity::{Rate, RateError, SharedVelocity, VelocityDecision};
 
 use crate::fail_open;
-use crate::json::{Pointer, Value};
+use crate::json::{self, Pointer};
 use crate::layer::LayerState;
 use crate::payload::Payload;
 use crate::policy::Policy;
@@ -201,9 +201,11 @@ pub(crate) fn limits(
                 By::Json(pointer) => {
                     let empty = payload.data().is_empty();
                     let body = if empty { None } else { Some(payload.json()?) };
-                    let value = body.and_then(|body| body.get(pointer)).unwrap_or(&Value::Null);
                     let mut canonical = Vec::new();
-                    value.canonical(&mut canonical);
+                    match body.and_then(|body| body.get(pointer)) {
+                        Some(value) => value.canonical(&mut canonical),
+                        None => canonical.extend_from_slice(json::NULL),
+                    }
                     digest.part(b"json").part(pointer.as_str().as_bytes()).part(&canonical)
                 }
             };

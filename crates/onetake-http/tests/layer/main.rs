@@ -21,6 +21,7 @@ mod repeated_keys;
 mod requests;
 mod route_policies;
 mod route_table;
+mod store_calls_per_request;
 mod store_unavailable;
 mod tasks_per_request;
 #[cfg(feature = "jwt")]

@@ -1,5 +1,6 @@
 //! gRPC without generated code: a client, and a service that counts its runs.
 
+pub mod cases;
 pub mod client;
 pub mod lossy_proxy;
 pub mod service;

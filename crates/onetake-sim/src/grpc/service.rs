@@ -23,18 +23,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, Response};
-use http_body_util::combinators::BoxBody;
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use hyper::body::{Body, Frame};
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use onetake_http::BoxError;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::{framed, messages};
 
-type ReplyBody = BoxBody<Bytes, io::Error>;
+/// The body of a response.
+pub type ReplyBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// The body of a request.
+type AnyRequest = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A running service. It ends when its last clone is dropped.
 #[derive(Clone, Debug)]
@@ -52,6 +57,7 @@ struct ServiceState {
     cancelled: AtomicUsize,
     produced: AtomicUsize,
     connections: AtomicUsize,
+    streams_max: Option<u32>,
 }
 
 impl GrpcService {
@@ -68,12 +74,40 @@ impl GrpcService {
     /// # Errors
     /// If the address cannot be listened on.
     pub async fn start_on(address: SocketAddr) -> io::Result<Self> {
+        Self::start_as(address, None).await
+    }
+
+    /// Starts a service on a free port that allows this number of calls at once on a connection.
+    ///
+    /// # Errors
+    /// If there is no free port.
+    pub async fn start_with_streams_max(streams_max: u32) -> io::Result<Self> {
+        Self::start_as(SocketAddr::from(([127, 0, 0, 1], 0)), Some(streams_max)).await
+    }
+
+    async fn start_as(address: SocketAddr, streams_max: Option<u32>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(());
-        let state = Arc::<ServiceState>::default();
+        let state = Arc::new(ServiceState { streams_max, ..ServiceState::default() });
         tokio::spawn(accept(listener, Arc::clone(&state), stopped));
         Ok(Self { address, state, _stop: Arc::new(stop) })
+    }
+
+    /// Creates a service without a listener: calls come through [`answer`](Self::answer).
+    #[must_use]
+    pub fn without_listener() -> Self {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        Self { address, state: Arc::default(), _stop: Arc::new(watch::channel(()).0) }
+    }
+
+    /// Answers a call that came through another server.
+    pub async fn answer<B>(&self, request: Request<B>) -> Response<ReplyBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Arc::clone(&self.state).serve(request).await
     }
 
     /// Returns its address.
@@ -147,12 +181,16 @@ async fn accept(listener: TcpListener, state: Arc<ServiceState>, mut stopped: wa
         state.connections.fetch_add(1, Ordering::AcqRel);
         let (state, mut stopped) = (Arc::clone(&state), stopped.clone());
         tokio::spawn(async move {
+            let streams_max = state.streams_max;
             let service = service_fn(move |request| {
                 let state = Arc::clone(&state);
                 async move { Ok::<_, Infallible>(state.serve(request).await) }
             });
-            let serving = http2::Builder::new(TokioExecutor::new())
-                .serve_connection(TokioIo::new(stream), service);
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            if let Some(streams_max) = streams_max {
+                builder.max_concurrent_streams(streams_max);
+            }
+            let serving = builder.serve_connection(TokioIo::new(stream), service);
             tokio::select! {
                 _ended = serving => {}
                 _ = stopped.changed() => {}
@@ -171,8 +209,13 @@ impl Drop for Cancelled {
 }
 
 impl ServiceState {
-    async fn serve(self: Arc<Self>, request: Request<Incoming>) -> Response<ReplyBody> {
+    async fn serve<B>(self: Arc<Self>, request: Request<B>) -> Response<ReplyBody>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
         let (parts, body) = request.into_parts();
+        let body: AnyRequest = body.map_err(Into::into).boxed_unsync();
         let text = |name: &str| {
             let value = parts.headers.get(name).and_then(|value| value.to_str().ok());
             value.unwrap_or_default().to_owned()
@@ -215,7 +258,8 @@ impl ServiceState {
         match method.as_str() {
             "Sink" => reply(whole(framed(sent.len().to_string().as_bytes()), Some("0"))),
             "Status" => {
-                let mut response = reply(Full::default().map_err(|never| match never {}).boxed());
+                let mut response =
+                    reply(Full::default().map_err(|never| match never {}).boxed_unsync());
                 for (name, value) in trailers(&text("x-status")) {
                     name.map(|name| response.headers_mut().insert(name, value));
                 }
@@ -225,7 +269,7 @@ impl ServiceState {
             "NoStatus" => reply(whole(message, None)),
             "Break" => {
                 let frames = [Ok(Frame::data(message)), Err(io::Error::other("broken off"))];
-                reply(BodyExt::boxed(StreamBody::new(stream::iter(frames))))
+                reply(BodyExt::boxed_unsync(StreamBody::new(stream::iter(frames))))
             }
             _ => reply(whole(message, Some("0"))),
         }
@@ -257,12 +301,12 @@ fn whole(message: Bytes, status: Option<&str>) -> ReplyBody {
         frames.push(Ok(Frame::data(message)));
     }
     frames.extend(status.map(|status| Ok(Frame::trailers(trailers(status)))));
-    BodyExt::boxed(StreamBody::new(stream::iter(frames)))
+    BodyExt::boxed_unsync(StreamBody::new(stream::iter(frames)))
 }
 
 /// A conversation. It counts as cancelled if it is dropped before the request has ended.
 struct Conversation {
-    body: Incoming,
+    body: AnyRequest,
     state: Arc<ServiceState>,
     has_ended: bool,
 }
@@ -275,7 +319,7 @@ impl Drop for Conversation {
     }
 }
 
-fn echo(body: Incoming, state: Arc<ServiceState>) -> ReplyBody {
+fn echo(body: AnyRequest, state: Arc<ServiceState>) -> ReplyBody {
     let conversation = Conversation { body, state, has_ended: false };
     let frames = stream::unfold(Some(conversation), |open| async {
         let mut open = open?;
@@ -288,7 +332,7 @@ fn echo(body: Incoming, state: Arc<ServiceState>) -> ReplyBody {
             }
         }
     });
-    BodyExt::boxed(StreamBody::new(frames))
+    BodyExt::boxed_unsync(StreamBody::new(frames))
 }
 
 fn source(count: usize, size: usize, state: Arc<ServiceState>) -> ReplyBody {
@@ -306,5 +350,5 @@ fn source(count: usize, size: usize, state: Arc<ServiceState>) -> ReplyBody {
             }
         }
     });
-    BodyExt::boxed(StreamBody::new(frames))
+    BodyExt::boxed_unsync(StreamBody::new(frames))
 }

@@ -88,34 +88,6 @@ impl FrameworkServer {
     }
 }
 
-/// nginx as a proxy in front of another server.
-#[derive(Debug)]
-pub struct NginxProxy {
-    _child: Child,
-    _folder: TempDir,
-    port: u16,
-}
-
-impl NginxProxy {
-    /// Starts nginx in front of the server at `upstream`.
-    pub async fn start(upstream: SocketAddr) -> Self {
-        let folder = tempfile::tempdir().expect("there is room for a folder");
-        let port = free_port();
-        let text = include_str!("frameworks/nginx_proxy.conf");
-        let text = text.replace("UPSTREAM", &upstream.to_string());
-        let command = nginx(&text, folder.path(), port);
-        let child = Child::start(&command, &folder.path().join("log"), None);
-        until("nginx starts", async || std::net::TcpStream::connect(loopback(port)).is_ok()).await;
-        Self { _child: child, _folder: folder, port }
-    }
-
-    /// Returns its address.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        loopback(self.port)
-    }
-}
-
 /// Writes a configuration of nginx. Returns the command that starts it.
 fn nginx(text: &str, folder: &Path, port: u16) -> Vec<String> {
     let text = text.replace("PORT", &port.to_string());

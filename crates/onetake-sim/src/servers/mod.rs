@@ -33,7 +33,7 @@ use onetake_core::{Clock, SystemClock};
 pub use balancers::{BalancedNode, Balancer, BalancerServer};
 pub use child::Child;
 pub use dynamo::Dynamo;
-pub use frameworks::{Framework, FrameworkServer, NginxProxy};
+pub use frameworks::{Framework, FrameworkServer};
 pub use grpc::GrpcRuntime;
 pub use interpreters::{Interpreter, interpreter};
 pub use nats::Nats;
@@ -86,7 +86,8 @@ pub async fn until(what: &str, mut ready: impl AsyncFnMut() -> bool) {
 
 /// Returns the folder in which `cargo xtask test` installs tools that the system's package manager
 /// does not have.
-fn tools() -> PathBuf {
+#[must_use]
+pub fn tools() -> PathBuf {
     std::env::var_os("ONETAKE_TOOLS").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools")),
         PathBuf::from,

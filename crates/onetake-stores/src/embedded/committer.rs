@@ -139,7 +139,7 @@ impl Committer {
         for lost in lost.chunks(RESTART_BATCH) {
             let mut group = tables.group();
             for record in lost {
-                group.write(record, true, None);
+                group.write(record, Some(record.fence), None);
                 group.audit(&passed_over(record, now));
             }
             let failed = |error| OpenError::io(folder.path(), "write", io::Error::other(error));

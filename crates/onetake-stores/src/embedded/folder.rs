@@ -21,7 +21,7 @@ use crate::folders;
 const TITLE: &str = "onetake embedded store";
 
 /// The format that this version reads and writes.
-pub(super) const FORMAT: u32 = 1;
+pub(super) const FORMAT: u32 = 2;
 
 /// The reason why a folder could not be opened. Nothing in it was changed.
 #[derive(Debug, thiserror::Error)]

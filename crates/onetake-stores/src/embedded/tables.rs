@@ -2,13 +2,14 @@
 //!
 //! | table | key | value |
 //! | --- | --- | --- |
-//! | `running` | id | the record, while an attempt runs: small, and read whole when the folder is opened |
+//! | `running` | fence, id | the record, while an attempt runs: small, and read whole when the folder is opened |
 //! | `settled` | id | the record, once it is settled |
 //! | `expiry` | moment of expiry, id | nothing: the index for the sweep; an entry may be out of date |
 //! | `meta` | name | the store's own data, its secrets, the audit, and the reconcile index |
 //!
 //! A record that runs again keeps its older version in `settled` until it is settled again. The
-//! entry in `running` takes precedence.
+//! entry in `running` takes precedence. Its key begins with the fence, which rises: so new entries
+//! are close together, and are found faster than in the order of ids.
 
 use std::collections::HashMap;
 use std::ops::{Bound, RangeInclusive};
@@ -166,7 +167,8 @@ impl Tables {
             .iter()
             .map(|entry| {
                 let (key, value) = entry.into_inner().map_err(broken)?;
-                decode(record_id(&key)?, &value)
+                let id = key.split_at_checked(8).map_or(&[][..], |(_fence, id)| id);
+                decode(record_id(id)?, &value)
             })
             .collect()
     }
@@ -333,23 +335,24 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Writes a record to its table. `was_running` is true if it is in `running` until now.
-    /// `before` is the time at which it was due for reconciliation until now.
-    pub(super) fn write(&mut self, record: &Record, was_running: bool, before: Option<Timestamp>) {
+    /// Writes a record to its table. `ran` is its fence if it is in `running` until now. `before` is
+    /// the time at which it was due for reconciliation until now.
+    pub(super) fn write(&mut self, record: &Record, ran: Option<Fence>, before: Option<Timestamp>) {
         let Tables { running, settled, expiry, .. } = self.tables;
         let value = codec::encode(record);
         if record.ask_at() != before {
             before.into_iter().for_each(|at| self.remove_ask(at, record.id));
             record.ask_at().into_iter().for_each(|at| self.insert_ask(at, record.id));
         }
-        if let State::Running { .. } = record.state {
-            self.batch.insert(running, record.id.as_bytes(), &*value);
+        let runs = matches!(record.state, State::Running { .. });
+        if let Some(fence) = ran.filter(|fence| !runs || *fence != record.fence) {
+            self.batch.remove(running, number_key(fence.get(), record.id));
+            self.added[RUNNING] += ITEM_BYTES;
+        }
+        if runs {
+            self.batch.insert(running, number_key(record.fence.get(), record.id), &*value);
             self.added[RUNNING] += ITEM_BYTES + value.len() as u64;
             return;
-        }
-        if was_running {
-            self.batch.remove(running, record.id.as_bytes());
-            self.added[RUNNING] += ITEM_BYTES;
         }
         self.batch.insert(settled, record.id.as_bytes(), &*value);
         self.added[SETTLED] += ITEM_BYTES + value.len() as u64;
@@ -451,8 +454,13 @@ fn secret_key(name: &str) -> Vec<u8> {
 }
 
 pub(super) fn moment_key(at: Timestamp, id: RecordId) -> [u8; 24] {
+    number_key(at.as_micros(), id)
+}
+
+/// A key in the order of a number.
+fn number_key(number: u64, id: RecordId) -> [u8; 24] {
     let mut key = [0; 24];
-    let parts = at.as_micros().to_be_bytes().into_iter().chain(*id.as_bytes());
+    let parts = number.to_be_bytes().into_iter().chain(*id.as_bytes());
     for (to, from) in key.iter_mut().zip(parts) {
         *to = from;
     }

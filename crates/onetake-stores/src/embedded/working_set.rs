@@ -144,13 +144,13 @@ impl WorkingSet {
         record: Record,
         asked: Option<Timestamp>,
     ) -> Arc<Record> {
-        let (record, was_running) = self.remember(record);
-        group.write(&record, was_running, asked);
+        let (record, ran) = self.remember(record);
+        group.write(&record, ran, asked);
         record
     }
 
-    /// Keeps the record in memory. Returns also whether it was running before.
-    fn remember(&mut self, record: Record) -> (Arc<Record>, bool) {
+    /// Keeps the record in memory. Returns also its fence until now, if it was running.
+    fn remember(&mut self, record: Record) -> (Arc<Record>, Option<Fence>) {
         let record = Arc::new(record);
         let id = record.id;
         let before = match record.abandoned_at() {
@@ -169,7 +169,7 @@ impl WorkingSet {
         {
             self.leases.remove(&(end, id));
         }
-        (record, before.is_some())
+        (record, before.map(|before| before.fence))
     }
 
     pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<DueAttempt> {

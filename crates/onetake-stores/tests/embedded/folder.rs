@@ -433,9 +433,9 @@ async fn an_interrupted_creation_begins_anew() {
 async fn another_format_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     filled(folder.path()).await;
-    fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 2\n").unwrap();
+    fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 9\n").unwrap();
     let message = EmbeddedStore::open(folder.path()).unwrap_err().to_string();
-    assert!(message.contains("format 2") && message.contains("reads format 1"), "{message}");
+    assert!(message.contains("format 9") && message.contains("reads format 2"), "{message}");
 }
 
 /// Returns every file of the folder except the lock, with its bytes.

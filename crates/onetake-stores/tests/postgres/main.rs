@@ -14,6 +14,7 @@ mod outbox;
 mod outbox_repair;
 mod reaper_index;
 mod refusals;
+mod round_trips;
 mod schema;
 #[cfg(feature = "sqlx")]
 mod sqlx;

@@ -5,3 +5,10 @@ mod examples;
 #[cfg(feature = "embedded")]
 mod grpc_example;
 mod lifecycle;
+#[cfg(feature = "embedded")]
+mod tonic_embedded;
+#[cfg(feature = "embedded")]
+mod tonic_layer;
+
+#[cfg(feature = "embedded")]
+use tonic_embedded::open_store;

@@ -20,7 +20,14 @@ fn envoy_forwards_so_no_upstream_is_needed() {
 }
 
 #[test]
-fn a_202_cannot_be_promised_behind_envoy() {
+fn a_202_behind_envoy_needs_an_upstream() {
+    let route = "[[route]]\nmatch = \"POST /\"\nin_flight = \"async\"\n";
+    let own = read_for_envoy(&format!("{route}upstream = \"http://a\"")).unwrap();
+    let shared = format!("[ext_proc]\n[gateway]\nupstream = \"http://a\"\n{route}");
+    let shared = read_for_envoy(&shared).unwrap();
+    for config in [own, shared] {
+        assert_eq!(config.routes[0].upstream.to_string(), "http://a/");
+    }
     for (text, field) in [
         ("[defaults]\nin_flight = \"async\"\ntenant = \"public\"", "defaults.in_flight"),
         ("[[route]]\nmatch = \"POST /\"\nin_flight = \"async\"", "route[0].in_flight"),

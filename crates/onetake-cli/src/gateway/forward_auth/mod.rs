@@ -28,7 +28,7 @@ use onetake_core::{Clock, Rng};
 use onetake_http::{Ask, Code, Problem};
 
 use super::Connector;
-use super::edge::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
+use super::forwarding::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::config;
 use allowed::Allowed;
 use counters::AuthCounters;

@@ -33,6 +33,11 @@ impl World {
     }
 }
 
+/// A connection with permits for a few requests.
+pub(crate) fn connection_of_tests() -> Arc<Connection> {
+    World::new(8, 8, 8).connection()
+}
+
 /// Takes permits until there is none.
 fn fill(connection: &Arc<Connection>, gate: usize) -> Vec<Permit> {
     std::iter::from_fn(|| connection.try_enter(gate)).collect()

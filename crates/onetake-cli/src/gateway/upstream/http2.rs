@@ -29,6 +29,7 @@ use onetake_core::clock::micros;
 use onetake_http::{BoxError, RequestBody};
 
 use super::body::{RequestStream, UpstreamBody};
+use super::census::{Census, Refusal};
 use super::{Evidence, NoResponse};
 use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
 
@@ -83,6 +84,7 @@ pub(super) struct Http2<B> {
     pools: Mutex<HashMap<Uri, Arc<Pool<B>>>>,
     clock: Arc<dyn Clock>,
     ping_interval: Duration,
+    census: Arc<Census>,
 }
 
 /// The connections to one upstream.
@@ -103,7 +105,7 @@ struct Connection<B> {
 }
 
 /// The use of a connection.
-struct Load {
+pub(super) struct Load {
     streams: AtomicUsize,
     /// The number of streams that the upstream allows.
     streams_max: AtomicUsize,
@@ -114,6 +116,24 @@ struct Load {
     last_read: AtomicU64,
     is_retired: AtomicBool,
     clock: Arc<dyn Clock>,
+}
+
+impl Load {
+    /// The number of requests in progress.
+    pub(super) fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    /// The number of requests that may be in progress.
+    pub(super) fn streams_max(&self) -> usize {
+        self.streams_max.load(Ordering::Relaxed)
+    }
+}
+
+impl std::fmt::Debug for Load {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Load").field("streams", &self.streams).finish_non_exhaustive()
+    }
 }
 
 /// A stream's place on its connection, until it is dropped.
@@ -160,8 +180,9 @@ where
         connector: Connector,
         clock: Arc<dyn Clock>,
         ping_interval: Duration,
+        census: Arc<Census>,
     ) -> Self {
-        Self { connector, pools: Mutex::default(), clock, ping_interval }
+        Self { connector, pools: Mutex::default(), clock, ping_interval, census }
     }
 
     /// True if the upstream was last seen to speak HTTP/2.
@@ -207,6 +228,7 @@ where
                 *evidence = Evidence::default();
                 request = unsent.map(RequestStream::into_inner);
             } else if was_not_handled(error.error()) {
+                self.census.refused(upstream, Refusal::Upstream);
                 *evidence = Evidence::default();
                 request = again.ok_or(NoResponse)?;
             } else {
@@ -242,6 +264,7 @@ where
             return Ok(Some(taken));
         }
         if pool.lock().len() >= CONNECTIONS_MAX {
+            self.census.refused(upstream, Refusal::Connections);
             tracing::warn!(
                 upstream = %upstream,
                 "an upstream has too many HTTP/2 connections with requests in progress: a request was not sent"
@@ -254,7 +277,7 @@ where
             pool.speaks_http2.store(false, Ordering::Relaxed);
             return Ok(None);
         }
-        self.add(pool, stream).await?;
+        self.add(pool, upstream, stream).await?;
         Ok(pool.take(&*self.clock))
     }
 
@@ -262,10 +285,15 @@ where
     pub(super) async fn adopt(&self, upstream: &Uri, stream: Stream) -> Result<(), NoResponse> {
         let pool = self.pool(upstream);
         pool.speaks_http2.store(true, Ordering::Relaxed);
-        self.add(&pool, stream).await
+        self.add(&pool, upstream, stream).await
     }
 
-    async fn add(&self, pool: &Arc<Pool<B>>, stream: Stream) -> Result<(), NoResponse> {
+    async fn add(
+        &self,
+        pool: &Arc<Pool<B>>,
+        upstream: &Uri,
+        stream: Stream,
+    ) -> Result<(), NoResponse> {
         let first_message = stream.opening();
         let now = micros(self.clock.monotonic());
         let load = Arc::new(Load {
@@ -301,6 +329,7 @@ where
                 tracing::debug!(%error, "a connection to an upstream ended with an error");
             }
         });
+        self.census.add(upstream, &load);
         let mut connections = pool.lock();
         connections.push(Connection { sender, load, first_message });
         if connections.len() == 1 {

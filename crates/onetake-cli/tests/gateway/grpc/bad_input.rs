@@ -1,40 +1,22 @@
 //! Calls that cannot be read: a clear error, and nothing is claimed.
 
 use std::io::Write as _;
+use std::time::Duration;
 
 use bytes::Bytes;
+use onetake_core::{Clock, SystemClock};
+use onetake_sim::blackbox::Target;
 use onetake_sim::grpc::{framed, framed_as};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::GrpcWorld;
 
-fn gzip(text: &[u8]) -> Vec<u8> {
+pub(super) fn gzip(text: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(text).unwrap();
     encoder.finish().unwrap()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_one_message_is_refused() {
-    let world = GrpcWorld::start("memory:", "").await;
-    let key = "grpc-that-is-malformed";
-    for (why, body) in [
-        ("no message", Bytes::new()),
-        ("half a prefix", Bytes::from_static(b"\0\0\0")),
-        ("shorter than it says", Bytes::from_static(b"\0\0\0\0\x09ab")),
-        ("four gigabytes", Bytes::from_static(b"\0\xff\xff\xff\xffab")),
-        ("longer than it says", Bytes::from_static(b"\0\0\0\0\x01ab")),
-        ("two messages", [framed(b"a"), framed(b"b")].concat().into()),
-        ("a flag that is not defined", framed_as(2, b"10")),
-        ("compressed, and nobody says how", framed_as(1, b"10")),
-    ] {
-        let reply = world.call("Charge").key(key).body(body).send().await.unwrap();
-        assert_eq!(reply.code(), Some(3), "{why}: {reply:?}");
-        assert!(reply.tells("request_body_invalid"), "{why}");
-    }
-    assert_eq!(world.service.runs(key), 0);
-    // Nothing was claimed: the key runs with another message.
-    let reply = world.call("Charge").key(key).send().await.unwrap();
-    assert_eq!((reply.code(), world.service.runs(key)), (Some(0), 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,4 +89,64 @@ async fn oversized_metadata_is_refused() {
     let reply = reply.unwrap();
     assert_eq!((reply.code(), reply.tells("request_head_too_large")), (Some(8), true), "{reply:?}");
     assert_eq!(world.service.runs_in_all(), 0);
+}
+
+/// Frames of HTTP/2 that no client may send, in the middle of a keyed call: the connection ends, and
+/// nothing runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_frames_end_the_connection_and_run_nothing() {
+    let world = GrpcWorld::start("memory:", "").await;
+    let key = "grpc-and-broken-frames";
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    for (why, bad) in [
+        ("DATA on stream 0", frame(0, 0, 0, b"ab")),
+        ("DATA on a stream that was never opened", frame(0, 0, 7, b"ab")),
+        ("a frame that is longer than allowed", vec![0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]),
+        ("padding that is longer than its frame", frame(0, 8, 1, b"\xffab")),
+        ("headers that cannot be decoded", frame(1, 4, 3, b"\xff\xff\xff\xff\xff")),
+        ("SETTINGS of five bytes", frame(4, 0, 0, b"abcde")),
+        ("CONTINUATION without HEADERS", frame(9, 4, 1, b"")),
+        ("a window of more than 2 GiB", frame(8, 0, 0, &[0x7f, 0xff, 0xff, 0xff])),
+        ("RST_STREAM of a stream that was never opened", frame(3, 0, 9, &[0; 4])),
+    ] {
+        let mut stream = TcpStream::connect(world.gateway.address()).await.unwrap();
+        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        sent.extend(frame(4, 0, 0, b""));
+        // Literal headers without an index: a call whose message is still to come.
+        let mut head = Vec::new();
+        for (name, value) in [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":path", "/billing.v1.Payments/Charge"),
+            (":authority", "a"),
+            ("content-type", "application/grpc"),
+            ("te", "trailers"),
+            ("authorization", "Bearer alice"),
+            ("idempotency-key", key),
+            ("x-case", key),
+        ] {
+            head.push(0);
+            for text in [name, value] {
+                head.push(text.len() as u8);
+                head.extend_from_slice(text.as_bytes());
+            }
+        }
+        sent.extend(frame(1, 4, 1, &head));
+        sent.extend(frame(0, 0, 1, &framed(b"10")[..3]));
+        sent.extend(bad);
+        stream.write_all(&sent).await.unwrap();
+        let mut answer = Vec::new();
+        // It is closed by the gateway: with GOAWAY, or at once.
+        let is_closed = tokio::select! {
+            _closed = stream.read_to_end(&mut answer) => true,
+            () = SystemClock.sleep(Duration::from_secs(60)) => false,
+        };
+        assert!(is_closed, "{why}: the connection stays open");
+    }
+    assert_eq!(world.service.runs(key), 0);
+    let reply = world.call("Charge").key(key).send().await.unwrap();
+    assert_eq!((reply.code(), world.service.runs(key)), (Some(0), 1), "nothing was claimed");
 }

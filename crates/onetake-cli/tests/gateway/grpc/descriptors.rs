@@ -13,6 +13,7 @@ use prost_types::{
 };
 
 use super::GrpcWorld;
+use super::bad_input::gzip;
 
 fn field(name: &str, number: i32, kind: Type, of: Option<&str>) -> FieldDescriptorProto {
     FieldDescriptorProto {
@@ -109,6 +110,39 @@ async fn a_named_field_is_the_key_and_fields_are_compared() {
         assert!(reply.tells(problem), "{why}: {reply:?}");
     }
     assert_eq!(world.service.runs("named"), 1, "nothing else ran");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compressed_message_is_read_by_the_descriptor() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path());
+    let routes =
+        route(folder.path(), "grpc named.v1.Payments/*", "header.request_id", "/header/trace");
+    let world = GrpcWorld::start("memory:", &routes).await;
+    let send = |body: Bytes, encoding: &str| {
+        let call = world.client.call("/named.v1.Payments/Charge").with("x-case", "packed");
+        call.with("grpc-encoding", encoding).body(body).send()
+    };
+    let message = b"\x08\x07\x1a\x06\x0a\x01k\x12\x01t";
+    let first = send(framed_as(1, &gzip(message)), "gzip").await.unwrap();
+    assert_eq!((first.code(), first.is_replay()), (Some(0), false), "{first:?}");
+    // The same fields, not compressed; and in another order, compressed.
+    assert!(send(framed(message), "identity").await.unwrap().is_replay());
+    let same = b"\x1a\x06\x12\x01u\x0a\x01k\x08\x07";
+    assert!(send(framed_as(1, &gzip(same)), "gzip").await.unwrap().is_replay());
+    for (why, body, encoding, problem, code) in [
+        ("another amount", gzip(b"\x08\x08\x1a\x03\x0a\x01k"), "gzip", "payload_mismatch", 9),
+        ("not gzip", b"not gzip".to_vec(), "gzip", "request_body_invalid", 3),
+        ("half of it", gzip(message)[..12].to_vec(), "gzip", "request_body_invalid", 3),
+        ("not protobuf", gzip(b"\x1a\x09abc"), "gzip", "request_body_invalid", 3),
+        ("a bomb", gzip(&vec![0; 8 << 20]), "gzip", "request_body_too_large", 8),
+        ("an unknown compression", b"abc".to_vec(), "zstd", "request_encoding_unsupported", 12),
+    ] {
+        let reply = send(framed_as(1, &body), encoding).await.unwrap();
+        assert_eq!(reply.code(), Some(code), "{why}: {reply:?}");
+        assert!(reply.tells(problem), "{why}: {reply:?}");
+    }
+    assert_eq!(world.service.runs("packed"), 1);
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod bad_input;
 mod descriptors;
 mod outcomes;
 mod streams;
+mod upstream_limits;
 mod web;
 
 pub(crate) use super::common::grpc_world::{GrpcWorld, PATH};

@@ -1,6 +1,8 @@
 //! Calls without a key: all four kinds pass through untouched.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,12 +10,14 @@ use futures_util::stream;
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::body::Frame;
 use onetake_core::{Clock, SystemClock};
-use onetake_sim::grpc::client::CallBody;
+use onetake_sim::grpc::cases::until;
+use onetake_sim::grpc::client::{CallBody, GrpcClient};
+use onetake_sim::grpc::service::GrpcService;
 use onetake_sim::grpc::{framed, messages};
 use tokio::sync::mpsc;
 
 use super::{GrpcWorld, PATH};
-use crate::common::grpc_world::until;
+use crate::common::process::Process;
 
 /// A body of messages that a test sends one by one. `None` breaks the call off.
 fn channel() -> (mpsc::Sender<Option<Bytes>>, CallBody) {
@@ -51,48 +55,97 @@ async fn all_four_kinds_of_calls_pass() {
     assert_eq!(rest.trailers().unwrap()["grpc-status"], "0");
 }
 
-/// The memory of this process that is in use, in KiB.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+/// The memory that a process has in use, in KiB.
+fn resident(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
+/// The gateway is a process of its own, so that its memory is measured alone. It carries 100 MiB in
+/// each direction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_thousand_messages_pass_both_ways() {
     const COUNT: u32 = 100_000;
-    const TOGETHER: usize = 100;
-    let world = GrpcWorld::start("memory:", "").await;
+    const TOGETHER: usize = 16;
+    const BYTES: usize = 1024;
+    let service = GrpcService::start().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let gateway = Process::start(folder.path(), "", &service.url()).await;
+    let process = gateway.child.id().unwrap();
+    let client = GrpcClient::connect(gateway.address).await.unwrap();
     let (sender, body) = channel();
     let path = format!("{PATH}/Echo");
-    let starting = world.client.start(&path, &[], body);
+    let starting = client.start(&path, &[], body);
     let sending = tokio::spawn(async move {
         // Clients in a hurry put several messages into a frame.
         for first in (0..COUNT).step_by(TOGETHER) {
-            let messages = (first..first + TOGETHER as u32).map(|nth| framed(&nth.to_be_bytes()));
+            let messages = (first..first + TOGETHER as u32).map(|nth| {
+                let mut message = vec![7; BYTES];
+                message[..4].copy_from_slice(&nth.to_be_bytes());
+                framed(&message)
+            });
             sender.send(Some(messages.collect::<Vec<_>>().concat().into())).await.unwrap();
         }
     });
     let mut response = starting.await.unwrap();
-    let (mut rest, mut seen, mut status, mut early) = (Vec::new(), 0_u32, None, 0);
+    let (mut rest, mut seen, mut status) = (Vec::new(), 0_u32, None);
+    let (mut early, mut most) = (0, 0);
     while let Some(frame) = response.body_mut().frame().await {
         match frame.unwrap().into_data() {
             Ok(data) => rest.extend_from_slice(&data),
             Err(other) => status = other.into_trailers().unwrap().remove("grpc-status"),
         }
-        let whole = rest.len() / 9 * 9;
+        let whole = rest.len() / (BYTES + 5) * (BYTES + 5);
         for message in messages(&Bytes::from(rest.drain(..whole).collect::<Vec<_>>())) {
-            assert_eq!(message[..], seen.to_be_bytes());
+            assert_eq!((message.len(), &message[..4]), (BYTES, &seen.to_be_bytes()[..]));
             seen += 1;
-        }
-        if seen <= COUNT / 10 {
-            early = resident();
+            if seen.is_multiple_of(1000) {
+                most = resident(process).max(most);
+            }
+            if seen == COUNT / 20 {
+                early = most;
+            }
         }
     }
     sending.await.unwrap();
     assert_eq!((seen, status.unwrap().to_str().unwrap()), (COUNT, "0"));
-    let grown = resident().saturating_sub(early);
-    assert!(grown < 64 << 10, "memory grew by {grown} KiB");
+    println!("memory: {early} KiB after 5,000 messages, {most} KiB at most");
+    assert!(most - early < 16 << 10, "memory grew from {early} to {most} KiB");
+}
+
+/// The client does not read the responses of a conversation. The service stops to read, and the
+/// client cannot send any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_reader_stops_the_writer_of_a_conversation() {
+    let world = GrpcWorld::start("memory:", "").await;
+    let (sender, body) = channel();
+    let path = format!("{PATH}/Echo");
+    let message = framed(&vec![7; 16 << 10]);
+    let starting = world.client.start(&path, &[], body);
+    let (sent, length) = (Arc::new(AtomicUsize::new(0)), message.len());
+    let count = Arc::clone(&sent);
+    let sending = tokio::spawn(async move {
+        while count.load(Ordering::Acquire) < 10_000 {
+            sender.send(Some(message.clone())).await.unwrap();
+            count.fetch_add(1, Ordering::AcqRel);
+        }
+    });
+    let mut response = starting.await.unwrap();
+    let mut before = 0;
+    while before < sent.load(Ordering::Acquire) {
+        before = sent.load(Ordering::Acquire);
+        SystemClock.sleep(Duration::from_millis(500)).await;
+    }
+    let bytes = before * length;
+    assert!(before < 10_000 && bytes < 32 << 20, "{bytes} bytes are on their way");
+    // Once the client reads, everything arrives.
+    let mut read = 0;
+    while let Some(frame) = response.body_mut().frame().await {
+        read += frame.unwrap().into_data().map_or(0, |data| data.len());
+    }
+    sending.await.unwrap();
+    assert_eq!(read, 10_000 * length);
 }
 
 #[tokio::test(flavor = "multi_thread")]

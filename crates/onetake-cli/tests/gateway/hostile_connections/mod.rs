@@ -145,7 +145,7 @@ async fn requests_without_their_body_do_not_stop_others() {
     assert!(world.gateway.terminate().await.success());
 }
 
-/// Requests that wait for the outcome of another one, with JSON that takes twenty times its size in
+/// Requests that wait for the outcome of another one, with JSON that takes several times its size in
 /// memory when it is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_requests_take_the_configured_memory_and_no_more() {

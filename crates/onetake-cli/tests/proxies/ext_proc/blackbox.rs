@@ -14,8 +14,6 @@ const EXCEPT: &[&str] = &[
     "outcomes::a_client_that_goes_away_loses_nothing",
     // Envoy breaks off the response to the client.
     "outcomes::an_answer_that_breaks_off_makes_it_unknown",
-    // 202 needs an upstream request that outlives its client.
-    "contract::a_long_operation_is_answered_later",
     // Envoy has rules of its own for connections, hosts and forwarding headers.
     "passing::no_other_upgrade_passes",
     "passing::forwarding_headers_are_honest",
@@ -43,8 +41,9 @@ async fn start(configuration: String, store: &str) -> BehindEnvoy {
     let (_, dead) = configuration.rsplit_once("upstream = \"http://").unwrap();
     let dead: SocketAddr = dead.split('"').next().unwrap().parse().unwrap();
     let (_, routes) = configuration.split_once("# Nothing is mistaken").unwrap();
-    // 202 is refused in the configuration of a processor.
-    let routes = with(routes, "in_flight = \"async\"", "in_flight = \"wait\"");
+    // The processor sends operations itself that may be answered with 202.
+    let sent = format!("in_flight = \"async\"\nupstream = \"http://{upstream}\"");
+    let routes = with(routes, "in_flight = \"async\"", &sent);
     let processor = processor(&format!("# {routes}"), store, |store| store).await;
     let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| {
         let file = envoy_file(port, upstream, processor.address());

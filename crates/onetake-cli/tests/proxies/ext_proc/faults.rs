@@ -52,10 +52,16 @@ async fn an_answer_that_breaks_off_makes_the_outcome_unknown() {
 
 /// A store that holds settlements back until a test lets them through.
 #[derive(Debug)]
-struct Held {
+pub(super) struct Held {
     inner: Arc<dyn Store>,
-    arrived: AtomicUsize,
-    open: Semaphore,
+    pub(super) arrived: AtomicUsize,
+    pub(super) open: Semaphore,
+}
+
+impl Held {
+    pub(super) fn around(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self { inner, arrived: AtomicUsize::new(0), open: Semaphore::new(0) })
+    }
 }
 
 impl Store for Held {
@@ -78,7 +84,7 @@ delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Held, sel
 async fn nothing_of_a_response_is_shown_before_it_is_durable() {
     let mut held = None;
     let decorate = |inner| -> Arc<dyn Store> {
-        let store = Arc::new(Held { inner, arrived: AtomicUsize::new(0), open: Semaphore::new(0) });
+        let store = Held::around(inner);
         held = Some(Arc::clone(&store));
         store
     };

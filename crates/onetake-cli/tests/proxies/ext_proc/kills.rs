@@ -15,14 +15,14 @@ use onetake_sim::upstream::Upstream;
 use super::{envoy_file, with};
 
 /// A processor as a process, on the embedded store of a folder. It is killed when it is dropped.
-struct Process {
+pub(super) struct Process {
     child: Option<Child>,
     folder: tempfile::TempDir,
     port: u16,
 }
 
 impl Process {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
         let text = format!(
@@ -37,7 +37,7 @@ impl Process {
         process
     }
 
-    async fn restart(&mut self) {
+    pub(super) async fn restart(&mut self) {
         let file = self.folder.path().join("onetake.toml").display().to_string();
         let command = [env!("CARGO_BIN_EXE_onetake"), "ext-proc", "--config", &file];
         let command = command.map(str::to_owned);
@@ -46,8 +46,18 @@ impl Process {
         until("the processor starts", async || std::net::TcpStream::connect(address).is_ok()).await;
     }
 
-    fn kill(&mut self) {
+    pub(super) fn kill(&mut self) {
         self.child.take().unwrap().signal("KILL");
+    }
+
+    /// Sends a signal to the process.
+    pub(super) fn signal(&self, name: &str) {
+        self.child.as_ref().unwrap().signal(name);
+    }
+
+    /// Its port, also after a restart.
+    pub(super) fn port(&self) -> u16 {
+        self.port
     }
 
     fn log(&self) -> String {

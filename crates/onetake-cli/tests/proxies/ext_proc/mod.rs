@@ -3,6 +3,7 @@
 mod blackbox;
 mod connections;
 mod faults;
+mod grpc;
 mod kills;
 mod requests;
 

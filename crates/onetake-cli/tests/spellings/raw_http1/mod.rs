@@ -1,51 +1,36 @@
-//! Raw HTTP/1 bytes into the gateway and into nginx, both in front of a server that records its
+//! Raw HTTP/1 bytes into the gateway, nginx and HAProxy, each in front of a server that records its
 //! requests (request smuggling).
 //!
-//! The two must pass on the same requests with the same bodies, or one of them refuses. A byte
-//! sequence that both accept and read differently would let a client hide a request from one of
-//! them.
+//! The gateway and a peer must pass on the same requests with the same bodies, or one of them
+//! refuses. A byte sequence that both accept and read differently would let a client hide a request
+//! from one of them.
 
 mod bytes;
-mod recorder;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
-use onetake_sim::servers::NginxProxy;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::common::InProcess;
-use bytes::{Dice, conversation};
-use recorder::{Recorder, Seen};
+use super::raw::{
+    AT_ONCE, Dice, LONG_WAIT, Length, PEERS, Protocol, Recorder, Seen, Servers, WAIT, gateway,
+};
+use bytes::conversation;
 
 /// The number of conversations, unless `ONETAKE_RAW_HTTP1_SECONDS` names a time instead.
 const CONVERSATIONS: u64 = 600;
-/// The number of conversations at once.
-const AT_ONCE: u64 = 24;
-/// The longest wait for the end of a connection. A server may wait for bytes that never come.
-const WAIT: Duration = Duration::from_millis(400);
-/// The same, for a conversation that is looked at again.
-const LONG_WAIT: Duration = Duration::from_secs(3);
 
-/// The two proxies, each with a recorder behind it.
-struct Servers {
-    gateway: InProcess,
-    nginx: NginxProxy,
-    behind_gateway: Recorder,
-    behind_nginx: Recorder,
-}
-
-/// What the two proxies made of the same bytes.
+/// What the gateway and a peer made of the same bytes.
 #[derive(Debug)]
 struct Compared {
     gateway: Vec<Seen>,
-    nginx: Vec<Seen>,
-    /// True if nginx refused a part of it.
-    is_refused_by_nginx: bool,
+    peer: Vec<Seen>,
+    /// True if the peer refused a part of it.
+    is_refused_by_peer: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,70 +39,70 @@ enum Difference {
     None,
     /// Neither passed on anything.
     BothRefused,
-    /// The gateway refused something that nginx accepted.
+    /// The gateway refused something that the peer accepted.
     GatewayStricter,
-    /// nginx refused something that the gateway accepted.
-    NginxStricter,
+    /// The peer refused something that the gateway accepted.
+    PeerStricter,
     /// Both accepted the bytes, and read other requests.
     Disagreement,
 }
 
 impl Servers {
-    async fn start() -> Self {
-        let (behind_gateway, behind_nginx) = (Recorder::start().await, Recorder::start().await);
-        let gateway = InProcess::start(format!(
-            "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{}\"\n\
-             [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n",
-            behind_gateway.address()
-        ))
-        .await;
-        let nginx = NginxProxy::start(behind_nginx.address()).await;
-        Self { gateway, nginx, behind_gateway, behind_nginx }
-    }
-
-    /// Sends the same bytes to both.
-    async fn compare(&self, case: u64, bytes: &[u8], wait: Duration) -> Compared {
-        let (_, (by_nginx, is_reset)) = tokio::join!(
-            exchange(self.gateway.address(), bytes, wait),
-            exchange(self.nginx.address(), bytes, wait)
-        );
-        let refusals = ["400", "405", "411", "413", "414", "417", "494", "500", "501", "505"];
-        let answers = String::from_utf8_lossy(&by_nginx).into_owned();
-        // A status line follows directly behind the body before it.
-        let mut statuses = answers.split("HTTP/1.1 ").skip(1);
-        let is_status = statuses.any(|text| refusals.iter().any(|code| text.starts_with(code)));
-        // nginx answers a malformed request line without a head.
-        let is_page = answers.contains("<title>400 Bad Request</title>");
-        Compared {
-            gateway: self.behind_gateway.take(case),
-            nginx: self.behind_nginx.take(case),
-            // A reset can destroy the refusal on its way.
-            is_refused_by_nginx: is_reset || is_page || is_status,
-        }
+    /// Sends the same bytes to all. Returns one comparison for each peer.
+    async fn compare(&self, case: u64, bytes: &[u8], wait: Duration) -> Vec<Compared> {
+        let by_peers = self.peers.iter().map(|(server, _)| exchange(server.address(), bytes, wait));
+        let by_gateway = exchange(self.gateway_address(), bytes, wait);
+        let (_, by_peers) = join(by_gateway, join_all(by_peers)).await;
+        let gateway = self.behind_gateway.take(case);
+        let compared =
+            self.peers.iter().zip(by_peers).map(|((_, recorder), (answer, is_reset))| {
+                Compared {
+                    gateway: gateway.clone(),
+                    peer: recorder.take(case),
+                    // A reset can destroy the refusal on its way.
+                    is_refused_by_peer: is_reset || is_refusal(&answer),
+                }
+            });
+        compared.collect()
     }
 
     /// Compares, and looks again with more time if the proxies differ: a machine that stalls could
     /// be the reason.
-    async fn judge(&self, case: u64, bytes: &[u8]) -> (Difference, Compared) {
-        let compared = self.compare(case, bytes, WAIT).await;
-        let difference = compared.difference();
-        if !matches!(difference, Difference::Disagreement | Difference::NginxStricter) {
-            return (difference, compared);
+    async fn judge(&self, case: u64, bytes: &[u8]) -> Vec<(Difference, Compared)> {
+        let judged = |compared: Vec<Compared>| {
+            Vec::from_iter(compared.into_iter().map(|it| (it.difference(), it)))
+        };
+        let first = judged(self.compare(case, bytes, WAIT).await);
+        let is_odd = |(difference, _): &(Difference, _)| {
+            matches!(difference, Difference::Disagreement | Difference::PeerStricter)
+        };
+        if !first.iter().any(is_odd) {
+            return first;
         }
-        let compared = self.compare(case, bytes, LONG_WAIT).await;
-        (compared.difference(), compared)
+        judged(self.compare(case, bytes, LONG_WAIT).await)
     }
+}
+
+/// True if an answer has a refusal.
+fn is_refusal(answer: &[u8]) -> bool {
+    let refusals = ["400", "405", "411", "413", "414", "417", "494", "500", "501", "505"];
+    let answers = String::from_utf8_lossy(answer);
+    // A status line follows directly behind the body before it. nginx answers a malformed request
+    // line without a head.
+    let mut statuses = answers.split("HTTP/1.1 ").skip(1);
+    statuses.any(|text| refusals.iter().any(|code| text.starts_with(code)))
+        || answers.contains("<title>400 Bad Request</title>")
 }
 
 impl Compared {
     fn difference(&self) -> Difference {
-        let common = self.gateway.iter().zip(&self.nginx).all(|(one, other)| one == other);
-        match self.gateway.len().cmp(&self.nginx.len()) {
-            _ if self.gateway.is_empty() && self.nginx.is_empty() => Difference::BothRefused,
+        let common = self.gateway.iter().zip(&self.peer).all(|(one, other)| one == other);
+        match self.gateway.len().cmp(&self.peer.len()) {
+            _ if self.gateway.is_empty() && self.peer.is_empty() => Difference::BothRefused,
             _ if !common => Difference::Disagreement,
             std::cmp::Ordering::Equal => Difference::None,
             std::cmp::Ordering::Less => Difference::GatewayStricter,
-            std::cmp::Ordering::Greater if self.is_refused_by_nginx => Difference::NginxStricter,
+            std::cmp::Ordering::Greater if self.is_refused_by_peer => Difference::PeerStricter,
             std::cmp::Ordering::Greater => Difference::Disagreement,
         }
     }
@@ -147,54 +132,50 @@ async fn exchange(server: SocketAddr, bytes: &[u8], wait: Duration) -> (Vec<u8>,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_gateway_and_nginx_read_the_same_requests() {
-    let seconds = std::env::var("ONETAKE_RAW_HTTP1_SECONDS").ok();
-    let seconds: Option<u64> = seconds.and_then(|text| text.parse().ok());
-    let end = SystemClock.monotonic() + Duration::from_secs(seconds.unwrap_or(0));
-    let servers = Servers::start().await;
-    let mut counts = [0_u64; 5];
+async fn the_gateway_and_its_peers_read_the_same_requests() {
+    let length = Length::new(CONVERSATIONS, "ONETAKE_RAW_HTTP1_SECONDS");
+    let servers = Servers::start(Protocol::Http1).await;
+    let mut counts = [[0_u64; 5]; PEERS.len()];
     let mut findings = Vec::new();
     let mut number = 0;
-    while if seconds.is_some() { SystemClock.monotonic() < end } else { number < CONVERSATIONS } {
+    while length.is_short_of(number) {
         let batch = (number..number + AT_ONCE).map(|case| {
             let bytes = conversation(case, &mut Dice::new(case));
             let servers = &servers;
-            async move {
-                let (difference, compared) = servers.judge(case, &bytes).await;
-                (difference, compared, bytes)
-            }
+            async move { (servers.judge(case, &bytes).await, bytes) }
         });
-        for (difference, compared, bytes) in join_all(batch).await {
-            counts[difference as usize] += 1;
-            if std::env::var_os("ONETAKE_RAW_HTTP1_LIST").is_some() {
-                println!("{difference:?} {:?}", String::from_utf8_lossy(&bytes));
-            }
-            if difference == Difference::Disagreement {
-                let text = String::from_utf8_lossy(&bytes).into_owned();
-                findings.push(format!("{difference:?} {text:?}\n{compared:?}"));
+        for (judged, bytes) in join_all(batch).await {
+            let text = String::from_utf8_lossy(&bytes);
+            for ((peer, counts), (difference, compared)) in
+                PEERS.iter().zip(&mut counts).zip(judged)
+            {
+                counts[difference as usize] += 1;
+                if std::env::var_os("ONETAKE_RAW_LIST").is_some() {
+                    println!("{peer:?} {difference:?} {text:?}");
+                }
+                if difference == Difference::Disagreement {
+                    findings.push(format!("{peer:?} {text:?}\n{compared:?}"));
+                }
             }
         }
         number += AT_ONCE;
     }
-    let [alike, by_both, by_gateway, by_nginx, differently] = counts;
-    println!(
-        "{number} conversations: {alike} read alike, {by_both} refused by both, {by_gateway} refused \
-         by the gateway alone, {by_nginx} by nginx alone, {differently} read differently"
-    );
+    for (peer, [alike, by_both, by_gateway, by_peer, differently]) in PEERS.iter().zip(counts) {
+        println!(
+            "{number} conversations with {peer:?}: {alike} read alike, {by_both} refused by both, \
+             {by_gateway} by the gateway alone, {by_peer} by {peer:?} alone, {differently} read \
+             differently"
+        );
+        // If most conversations were refused at once, they would test nothing.
+        assert!(alike > number / 3 && by_both > 0 && by_gateway > 0, "{counts:?}");
+    }
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n\n"));
-    // If most conversations were refused at once, they would test nothing.
-    assert!(alike > number / 3 && by_both > 0 && by_gateway > 0, "{counts:?}");
 }
 
 /// Sends bytes to a gateway. Returns the answer and the requests that arrived behind it.
 async fn passed_on(bytes: &str) -> (String, Vec<Seen>) {
     let recorder = Recorder::start().await;
-    let gateway = InProcess::start(format!(
-        "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{}\"\n\
-         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n",
-        recorder.address()
-    ))
-    .await;
+    let gateway = gateway(&recorder).await;
     let (answer, _) = exchange(gateway.address(), bytes.as_bytes(), Duration::from_secs(20)).await;
     (String::from_utf8_lossy(&answer).into_owned(), recorder.take(1))
 }
@@ -228,5 +209,32 @@ async fn nothing_follows_an_ambiguous_request() {
         let (answer, seen) = passed_on(&format!("{head}\r\n\r\n{hidden}")).await;
         assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
         assert_eq!(seen, [], "{head}: {answer}");
+    }
+}
+
+/// A request with `Content-Length` and `Transfer-Encoding` is read by its chunks, and is the last
+/// one of its connection (RFC 9112, 6.3). The bytes behind it are no request, whichever of the two
+/// a server in front believed.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_follows_a_request_with_two_lengths() {
+    let first = "GET /1/first HTTP/1.1\r\nHost: a.test\r\n\r\n";
+    let hidden = "GET /1/hidden HTTP/1.1\r\nHost: a.test\r\n\r\n";
+    for framing in [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5",
+        "Transfer-Encoding: chunked\r\nContent-Length: 70\r\nContent-Length: 70",
+    ] {
+        // Behind another request too: hyper reads both heads from one buffer.
+        for before in ["", first] {
+            let head = format!("POST /1/a HTTP/1.1\r\nHost: a.test\r\n{framing}\r\n\r\n");
+            let bytes = format!("{before}{head}5\r\nhello\r\n0\r\n\r\n{hidden}");
+            let (answer, seen) = passed_on(&bytes).await;
+            let mut expected = vec![Seen::new("POST", "/1/a", "hello")];
+            if !before.is_empty() {
+                expected.insert(0, Seen::new("GET", "/1/first", ""));
+            }
+            assert_eq!(seen, expected, "{framing}: {answer}");
+            assert!(answer.to_ascii_lowercase().contains("\r\nconnection: close\r\n"), "{answer}");
+        }
     }
 }

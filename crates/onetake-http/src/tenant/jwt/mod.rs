@@ -24,7 +24,7 @@ use http::request::Parts;
 use onetake_core::{Clock, Timestamp};
 
 use super::unresolved;
-use crate::json::{self, Limits, Members, Value};
+use crate::json::{self, Document, Limits, Value};
 use crate::problem::{Code, Problem};
 
 pub use key::{Algorithm, JwtKey, JwtKeyError};
@@ -155,24 +155,24 @@ impl Jwt {
             .filter(|token| token.len() <= TOKEN_BYTES_MAX)
             .and_then(|token| token.split(|byte| *byte == b'.').next())
             .and_then(object);
-        let Some(header) = header else { return false };
+        let Some(header) = header.as_ref().map(Document::root) else { return false };
         // No fetched key can be for HS256 or for an unknown algorithm, so a fetch would not help.
-        let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
+        let algorithm = header.member("alg").and_then(Value::text).and_then(Algorithm::from_name);
         let is_public = algorithm.is_some_and(|algorithm| algorithm != Algorithm::Hs256);
-        is_public && matches!(self.candidates(&header), Err(NO_KEY | UNKNOWN_KEY))
+        is_public && matches!(self.candidates(header), Err(NO_KEY | UNKNOWN_KEY))
     }
 
     /// Returns the keys that may have signed the token, by its algorithm and `kid`.
-    fn candidates(&self, header: &Members) -> Result<Vec<JwtKey>, &'static str> {
-        let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
+    fn candidates(&self, header: Value<'_>) -> Result<Vec<JwtKey>, &'static str> {
+        let algorithm = header.member("alg").and_then(Value::text).and_then(Algorithm::from_name);
         let fetched = self.key_set.as_ref().map(JwtKeySet::keys).unwrap_or_default();
         let all = self.keys.iter().chain(fetched.iter());
         let mut keys = all.filter(|key| Some(key.algorithm()) == algorithm).peekable();
         if keys.peek().is_none() {
             return Err(NO_KEY);
         }
-        let kid = match header.get("kid") {
-            Some(kid) => Some(text(kid).ok_or("kid of the token is not a string")?),
+        let kid = match header.member("kid") {
+            Some(kid) => Some(kid.text().ok_or("kid of the token is not a string")?),
             None => None,
         };
         let keys: Vec<JwtKey> = keys.filter(|key| key.is_called(kid)).cloned().collect();
@@ -189,21 +189,23 @@ impl Jwt {
         let (signed, signature) = split_at_last_dot(token).ok_or(MALFORMED)?;
         let (header, payload) = split_at_last_dot(signed).ok_or(MALFORMED)?;
         let header = object(header).ok_or(MALFORMED)?;
+        let header = header.root();
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| MALFORMED)?;
-        self.check_signature(&header, signed, &signature)?;
+        self.check_signature(header, signed, &signature)?;
         let claims = object(payload).ok_or(MALFORMED)?;
-        self.check_time(&claims, now)?;
-        self.check_audience(&claims)?;
-        self.name(&claims)
+        let claims = claims.root();
+        self.check_time(claims, now)?;
+        self.check_audience(claims)?;
+        self.name(claims)
     }
 
     fn check_signature(
         &self,
-        header: &Members,
+        header: Value<'_>,
         signed: &[u8],
         signature: &[u8],
     ) -> Result<(), &'static str> {
-        if header.get("crit").is_some() {
+        if header.member("crit").is_some() {
             return Err("the token has extensions (crit), which are not supported");
         }
         let keys = self.candidates(header)?;
@@ -213,18 +215,15 @@ impl Jwt {
         }
     }
 
-    fn check_time(&self, claims: &Members, now: Timestamp) -> Result<(), &'static str> {
+    fn check_time(&self, claims: Value<'_>, now: Timestamp) -> Result<(), &'static str> {
         let (now, leeway) = (now.as_micros() / 1_000_000, self.leeway.as_secs());
-        let seconds = |value: &Value| match value {
-            Value::Number(number) => number.whole(),
-            _ => None,
-        };
-        let expires = claims.get("exp").ok_or("the token has no expiry time (exp)")?;
+        let seconds = |value: Value<'_>| value.number().and_then(|number| number.whole());
+        let expires = claims.member("exp").ok_or("the token has no expiry time (exp)")?;
         let expires = seconds(expires).ok_or("exp of the token is not a time")?;
         if now >= expires.saturating_add(leeway) {
             return Err("the token has expired");
         }
-        if let Some(begins) = claims.get("nbf") {
+        if let Some(begins) = claims.member("nbf") {
             let begins = seconds(begins).ok_or("nbf of the token is not a time")?;
             if begins > now.saturating_add(leeway) {
                 return Err("the token is not valid yet (nbf)");
@@ -233,33 +232,35 @@ impl Jwt {
         Ok(())
     }
 
-    fn check_audience(&self, claims: &Members) -> Result<(), &'static str> {
+    fn check_audience(&self, claims: Value<'_>) -> Result<(), &'static str> {
         let Some(wanted) = self.audience.as_deref() else { return Ok(()) };
-        let is_for_us = match claims.get("aud") {
-            Some(Value::Array(all)) => all.iter().any(|one| text(one) == Some(wanted)),
-            Some(one) => text(one) == Some(wanted),
+        let is_for_us = match claims.member("aud") {
+            Some(all) if all.is_array() => all.items().any(|one| one.text() == Some(wanted)),
+            Some(one) => one.text() == Some(wanted),
             None => false,
         };
         if is_for_us { Ok(()) } else { Err("the token is for another audience (aud)") }
     }
 
-    fn name(&self, claims: &Members) -> Result<Vec<u8>, &'static str> {
-        let issuer = match claims.get("iss") {
-            Some(issuer) => Some(text(issuer).ok_or("iss of the token is not a string")?),
+    fn name(&self, claims: Value<'_>) -> Result<Vec<u8>, &'static str> {
+        let issuer = match claims.member("iss") {
+            Some(issuer) => Some(issuer.text().ok_or("iss of the token is not a string")?),
             None => None,
         };
         if self.issuer.is_some() && issuer != self.issuer.as_deref() {
             return Err("the token is from another issuer (iss)");
         }
-        let (kind, value) = match claims.get(&self.claim) {
-            Some(Value::String(text)) if !text.is_empty() => (b's', text.clone()),
-            Some(Value::Number(number)) => (
+        let claim = claims.member(&self.claim);
+        let text = claim.and_then(|claim| claim.text()).filter(|text| !text.is_empty());
+        let (kind, value) = match (text, claim.and_then(|claim| claim.number())) {
+            (Some(text), _) => (b's', text.to_owned()),
+            (None, Some(number)) => (
                 b'i',
                 number
                     .integer(DIGITS_MAX)
                     .ok_or("the claim that names the tenant is neither a string nor an integer")?,
             ),
-            _ => return Err("the token does not have the claim that names the tenant"),
+            (None, None) => return Err("the token does not have the claim that names the tenant"),
         };
         Ok(name_of(issuer, kind, &value))
     }
@@ -295,17 +296,8 @@ fn split_at_last_dot(text: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// Decodes a part of a token: base64 of a JSON object. A part with a further dot is refused,
 /// because a dot is not base64.
-fn object(part: &[u8]) -> Option<Members> {
+fn object(part: &[u8]) -> Option<Document> {
     let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
-    match json::parse(&bytes, Limits::with_depth_max(DEPTH_MAX)).ok()? {
-        Value::Object(members) => Some(members),
-        _ => None,
-    }
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::String(text) => Some(text),
-        _ => None,
-    }
+    let document = json::parse(bytes.into(), Limits::with_depth_max(DEPTH_MAX)).ok()?;
+    document.root().is_object().then_some(document)
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::gateway::upstream::Upstreams;
+use crate::gateway::upstream::{Upstream, Upstreams};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Frame;
 use hyper_util::rt::TokioIo as Io;
@@ -36,7 +36,7 @@ where
 {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-    Upstreams::new(connector, 8, clock, Duration::from_secs(360))
+    Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
 }
 
 async fn listener() -> (TcpListener, Uri) {
@@ -52,7 +52,8 @@ where
 {
     let mut evidence = Evidence::default();
     let request = Request::post("/").header("host", "a").body(body).unwrap();
-    let sent = upstreams.send(to, request, &mut evidence).await;
+    let to = Upstream { number: 0, server: to };
+    let sent = upstreams.send(to, Box::new(request), &mut evidence).await;
     let is_answered = match sent {
         Ok(response) => response.into_body().collect().await.is_ok(),
         Err(NoResponse) => false,

@@ -1,15 +1,21 @@
 //! PostgreSQL: claim + complete through the engine beside the plain pattern (one
-//! `INSERT … ON CONFLICT` and one `UPDATE` a request), and claims beside a sweep of a million
+//! `INSERT … ON CONFLICT` and one `UPDATE` a request) and beside the limit of the server (the
+//! engine's two statements alone, in the engine's batches), and claims beside a sweep of a million
 //! expired rows.
 //!
 //! `cargo bench --bench postgres` runs it. The contenders alternate in one run on one server,
 //! because machines are noisy. The ratio is the result.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may panic")]
 
+mod counting;
+mod limit;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use counting::Counting;
+use limit::Limit;
 use onetake_core::store::Swept;
 use onetake_core::{
     Clock, Engine, Fingerprint, Key, Limits, Operation, Outcome, Recording, Scope, Settling, Store,
@@ -68,11 +74,13 @@ fn engine(store: Arc<dyn Store>) -> Engine {
 }
 
 async fn rates(server: &Postgres, round: Duration, threads: usize) {
-    let (mut ours, mut plain) = (Vec::new(), Vec::new());
+    let (mut ours, mut plain, mut limits) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut batches, mut round_trips) = (Vec::new(), Vec::new());
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     for number in 0..ROUNDS {
-        let engine = engine(open(&url).await);
+        let counting = Counting::around(open(&url).await);
+        let engine = engine(Arc::clone(&counting) as Arc<dyn Store>);
         let body = bytes::Bytes::from(vec![b'x'; BODY_BYTES]);
         let ran = {
             let engine = engine.clone();
@@ -90,6 +98,8 @@ async fn rates(server: &Postgres, round: Duration, threads: usize) {
         };
         ours.push(measure(round, ran).await);
         engine.shutdown(Duration::from_secs(30)).await.unwrap();
+        batches.push(counting.items_per_statement());
+        round_trips.push(counting.statements_per_claim());
         let pattern = Arc::new(Plain::connect(&url).await);
         let ran = move |task, at| {
             let pattern = Arc::clone(&pattern);
@@ -98,6 +108,8 @@ async fn rates(server: &Postgres, round: Duration, threads: usize) {
             }
         };
         plain.push(measure(round, ran).await);
+        let batch = batches.last().copied().unwrap_or(1.0).round().max(1.0) as usize;
+        limits.push(Limit::connect(&url, CONNECTIONS, batch).await.rate(round).await);
     }
     let hot = server.sql(
         &database,
@@ -110,8 +122,18 @@ async fn rates(server: &Postgres, round: Duration, threads: usize) {
     );
     println!("  engine:        {:>9.0} operations/s {ours:.0?}", median(&ours));
     println!("  plain pattern: {:>9.0} operations/s {plain:.0?}", median(&plain));
-    let ratios: Vec<f64> = ours.iter().zip(&plain).map(|(ours, plain)| ours / plain).collect();
-    println!("  ratio:         {:>9.2} {ratios:.2?}", median(&ratios));
+    println!("  limit:         {:>9.0} operations/s {limits:.0?}", median(&limits));
+    let ratios = |others: &[f64]| -> Vec<f64> {
+        ours.iter().zip(others).map(|(ours, other)| ours / other).collect()
+    };
+    let (to_plain, to_limit) = (ratios(&plain), ratios(&limits));
+    println!("  engine / plain:{:>9.2} {to_plain:.2?}", median(&to_plain));
+    println!("  engine / limit:{:>9.2} {to_limit:.2?}", median(&to_limit));
+    println!(
+        "  {:.1} operations in a statement, {:.2} round trips per fresh operation",
+        median(&batches),
+        median(&round_trips)
+    );
     println!("  {hot}");
 }
 

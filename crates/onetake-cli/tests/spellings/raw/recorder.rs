@@ -16,14 +16,14 @@ use tokio::net::TcpListener;
 
 /// A request that arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
-    method: String,
-    target: String,
-    body: Bytes,
+pub(crate) struct Seen {
+    pub(crate) method: String,
+    pub(crate) target: String,
+    pub(crate) body: Bytes,
 }
 
 impl Seen {
-    pub(super) fn new(method: &str, target: &str, body: &'static str) -> Self {
+    pub(crate) fn new(method: &str, target: &str, body: &'static str) -> Self {
         Self { method: method.to_owned(), target: target.to_owned(), body: body.into() }
     }
 }
@@ -31,13 +31,13 @@ impl Seen {
 type Log = Arc<Mutex<HashMap<u64, Vec<Seen>>>>;
 
 /// A running server. Targets look like `/7/name`: 7 is the number of the conversation.
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     address: SocketAddr,
     log: Log,
 }
 
 impl Recorder {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let log = Log::default();
@@ -52,12 +52,12 @@ impl Recorder {
         Self { address, log }
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
+    pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
 
     /// Removes and returns the requests of a conversation.
-    pub(super) fn take(&self, case: u64) -> Vec<Seen> {
+    pub(crate) fn take(&self, case: u64) -> Vec<Seen> {
         self.log.lock().unwrap().remove(&case).unwrap_or_default()
     }
 }

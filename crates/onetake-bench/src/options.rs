@@ -1,0 +1,144 @@
+//! The options of the benchmark.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::case::{Case, Group};
+use crate::cases::CASES;
+
+pub(crate) const USAGE: &str = "\
+cargo xtask bench [options]
+
+  --list                the cases
+  --quick               one short round of each case, to see that it runs
+  --binary FILE         the onetake binary (default: beside this program)
+  --compare FILE        another onetake binary, measured beside it as `base`
+  --case NAME           a case or a group of cases; may be repeated (default: all but peers)
+  --peers               programs of others too; they are installed with npm
+  --connections N,N…    (default: those of each case)
+  --rate N              requests per second of all connections, in an open loop
+  --rounds N            (default: 5)
+  --seconds N           the length of one run, in seconds (default: 2)
+  --keys N,N…           live keys of the case growth (default: 100000,1000000)
+  --json FILE           write the result as JSON, and a plot beside it";
+
+/// The settings of a benchmark.
+#[derive(Debug)]
+pub(crate) struct Options {
+    pub(crate) binary: PathBuf,
+    pub(crate) compare: Option<PathBuf>,
+    pub(crate) cases: Vec<&'static Case>,
+    pub(crate) connections: Option<Vec<usize>>,
+    pub(crate) rate: Option<f64>,
+    pub(crate) rounds: usize,
+    pub(crate) lasts: Duration,
+    pub(crate) is_quick: bool,
+    pub(crate) keys: Vec<usize>,
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl Options {
+    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let beside = std::env::current_exe().unwrap_or_default().with_file_name("onetake");
+        let mut options = Self {
+            binary: beside,
+            compare: None,
+            cases: Vec::new(),
+            connections: None,
+            rate: None,
+            rounds: 5,
+            lasts: Duration::from_secs(2),
+            is_quick: false,
+            keys: Vec::new(),
+            json: None,
+        };
+        let mut peers = Vec::new();
+        let mut arguments = arguments.iter().copied();
+        while let Some(name) = arguments.next() {
+            if name == "--quick" {
+                (options.rounds, options.lasts) = (1, Duration::from_millis(300));
+                options.is_quick = true;
+                continue;
+            }
+            if name == "--peers" {
+                peers.extend(CASES.iter().filter(|case| case.group == Group::Peers));
+                continue;
+            }
+            let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
+            options.set(name, value)?;
+        }
+        if options.cases.is_empty() {
+            let is_ours = |case: &&Case| case.group != Group::Peers;
+            options.cases = CASES.iter().filter(is_ours).collect();
+        }
+        options.cases.extend(peers);
+        if options.keys.is_empty() {
+            options.keys =
+                if options.is_quick { vec![1_000, 10_000] } else { vec![100_000, 1_000_000] };
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        let wrong = || format!("{name} cannot be {value:?}");
+        let numbers = || value.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+        match name {
+            "--binary" => self.binary = value.into(),
+            "--compare" => self.compare = Some(value.into()),
+            "--json" => self.json = Some(value.into()),
+            "--rounds" => self.rounds = value.parse().map_err(|_| wrong())?,
+            "--keys" => self.keys = numbers().map_err(|_| wrong())?,
+            "--connections" => self.connections = Some(numbers().map_err(|_| wrong())?),
+            "--seconds" => {
+                let seconds = value.parse().map_err(|_| wrong())?;
+                self.lasts = Duration::try_from_secs_f64(seconds).map_err(|_| wrong())?;
+            }
+            "--rate" => {
+                let rate = value.parse().ok().filter(|rate: &f64| *rate > 0.0);
+                self.rate = Some(rate.ok_or_else(wrong)?);
+            }
+            "--case" => {
+                let is_meant = |case: &&Case| case.name == value || case.group.name() == value;
+                let cases: Vec<&Case> = CASES.iter().filter(is_meant).collect();
+                if cases.is_empty() {
+                    return Err(format!("{}. `--list` prints the cases", wrong()));
+                }
+                self.cases.extend(cases);
+            }
+            _ => return Err(format!("{name} is not an option")),
+        }
+        Ok(())
+    }
+}
+
+/// Prints the cases.
+pub(crate) fn list() {
+    for case in CASES {
+        println!("{:<14} {:<8} {}", case.name, case.group.name(), case.about);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Options;
+
+    #[test]
+    fn a_case_or_a_group_is_named() {
+        let names = |arguments: &[&str]| {
+            let options = Options::parse(arguments).unwrap();
+            options.cases.iter().map(|case| case.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&["--case", "fresh", "--case", "tls"]), ["fresh", "tls"]);
+        assert_eq!(names(&["--case", "grpc"]), ["grpc", "grpc-keyed"]);
+        assert!(names(&[]).len() > 10);
+        assert!(!names(&[]).contains(&"peers-fresh"));
+        assert!(names(&["--peers"]).contains(&"peers-fresh"));
+    }
+
+    #[test]
+    fn wrong_values_are_refused() {
+        for wrong in [["--case", "fest"], ["--rate", "0"], ["--rounds", "x"], ["--colour", "red"]] {
+            assert!(Options::parse(&wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -3,16 +3,11 @@
 use std::net::SocketAddr;
 
 use onetake_sim::client::Client;
-use onetake_sim::grpc::cases::until;
 use onetake_sim::grpc::service::GrpcService;
-use onetake_sim::servers::until as until_async;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::GrpcWorld;
-
-/// The most connections to one upstream, for each core.
-const CONNECTIONS_MAX: usize = 64;
 
 /// A metric of the upstream at an address.
 async fn metric(world: &GrpcWorld, name: &str, upstream: SocketAddr) -> usize {
@@ -21,39 +16,6 @@ async fn metric(world: &GrpcWorld, name: &str, upstream: SocketAddr) -> usize {
     let upstream = format!("upstream=\"{upstream}\"");
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(&upstream));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn calls_beyond_the_limit_of_connections_are_refused_and_counted() {
-    let service = GrpcService::start_with_streams_max(1).await.unwrap();
-    let upstream = service.address();
-    let world = GrpcWorld::in_front_of(service.clone(), &service.url(), "memory:", "").await;
-    let mut held = Vec::new();
-    for nth in 0..CONNECTIONS_MAX {
-        let key = format!("grpc-beyond-the-limit-{nth:03}");
-        held.push(tokio::spawn(world.call("Hold").key(&key).send()));
-        until("it runs", || service.runs(&key) == 1).await;
-        // The gateway has read how many streams this connection allows.
-        let allowed =
-            async || metric(&world, "onetake_upstream_http2_streams_allowed", upstream).await;
-        until_async("the limit is known", async || allowed().await == nth + 1).await;
-    }
-    let key = "grpc-beyond-the-limit-last";
-    let refused = world.call("Charge").key(key).send().await.unwrap();
-    assert_eq!((refused.code(), refused.tells("upstream_unreachable")), (Some(14), true));
-    assert_eq!(service.runs(key), 0);
-    let metric = |name: &'static str| metric(&world, name, upstream);
-    assert_eq!(metric("onetake_upstream_http2_connections").await, CONNECTIONS_MAX);
-    assert_eq!(metric("onetake_upstream_http2_streams{").await, CONNECTIONS_MAX);
-    assert_eq!(metric("onetake_upstream_http2_streams_allowed").await, CONNECTIONS_MAX);
-    assert_eq!(metric("onetake_upstream_http2_refused_total").await, 1);
-    for (nth, call) in held.into_iter().enumerate() {
-        service.open(&format!("grpc-beyond-the-limit-{nth:03}"));
-        assert_eq!(call.await.unwrap().unwrap().code(), Some(0));
-    }
-    // The key was released.
-    assert_eq!(world.call("Charge").key(key).send().await.unwrap().code(), Some(0));
-    assert_eq!(metric("onetake_upstream_http2_streams{").await, 0);
 }
 
 /// An upstream that refuses every stream.

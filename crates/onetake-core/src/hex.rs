@@ -36,13 +36,17 @@ pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     decode(&text.replace('-', ""))
 }
 
-/// Writes sixteen bytes as a UUID.
+/// Writes sixteen bytes as a UUID, in one piece.
 pub(crate) fn write_uuid(f: &mut std::fmt::Formatter<'_>, bytes: &[u8; 16]) -> std::fmt::Result {
-    for (at, byte) in bytes.iter().enumerate() {
-        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-        write!(f, "{dash}{byte:02x}")?;
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let digit = |half: u8| DIGITS.get(usize::from(half & 15)).copied().unwrap_or_default();
+    let digits = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]);
+    let mut text = [b'-'; 36];
+    let places = text.iter_mut().enumerate().filter(|(at, _)| !matches!(at, 8 | 13 | 18 | 23));
+    for ((_, place), digit) in places.zip(digits) {
+        *place = digit;
     }
-    Ok(())
+    f.write_str(std::str::from_utf8(&text).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -258,13 +258,19 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
         let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
         let shared = Arc::clone(&self.shared);
         let mut writing = (shared.write)(items);
-        let answers = tokio::select! {
-            biased;
-            answers = &mut writing => answers,
-            () = shared.clock.sleep(SLOW_WRITE), if shared.writers_max > 1 && !shared.is_eager() => {
-                self.stop_counting();
-                Self::start_if_needed(&shared);
-                writing.await
+        // No other writer waits for this one, so its duration does not matter.
+        let is_independent = shared.writers_max <= 1 || shared.is_eager();
+        let answers = if is_independent {
+            writing.await
+        } else {
+            tokio::select! {
+                biased;
+                answers = &mut writing => answers,
+                () = shared.clock.sleep(SLOW_WRITE) => {
+                    self.stop_counting();
+                    Self::start_if_needed(&shared);
+                    writing.await
+                }
             }
         };
         self.written();

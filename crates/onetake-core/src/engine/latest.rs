@@ -1,15 +1,21 @@
 //! A value that changes, and readers that wait for its changes.
 //!
-//! It does what `tokio::sync::watch` does, with one difference: readers are woken in the order in
-//! which they began to wait. `watch` wakes them in a random order, so that a simulation could not
-//! be repeated.
+//! It does what `tokio::sync::watch` does, with two differences. Readers are woken in the order in
+//! which they began to wait: `watch` wakes them in a random order, so that a simulation could not be
+//! repeated. And only a few readers are woken at once. Each of them wakes the next one when it takes
+//! note of the change. So ten thousand waiters of one key do not fill the queues of the runtime, and
+//! requests with other keys run between them.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::pin::pin;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
-use tokio::sync::Notify;
+/// The number of readers that a change wakes itself.
+const WOKEN_AT_ONCE: usize = 16;
 
 /// The side that changes the value. When it is dropped, readers get [`Closed`].
 pub(crate) struct Latest<T> {
@@ -28,7 +34,6 @@ pub(crate) struct Closed;
 
 struct LatestState<T> {
     state: Mutex<State<T>>,
-    changed: Notify,
     readers: AtomicUsize,
 }
 
@@ -36,13 +41,34 @@ struct State<T> {
     value: T,
     version: u64,
     is_closed: bool,
+    /// The readers that wait, by the order of waiting.
+    waiting: BTreeMap<u64, Waker>,
+    /// The number of the next reader that waits.
+    next: u64,
+    /// Readers with numbers below this one wait for a change that has happened.
+    due: u64,
+}
+
+impl<T> State<T> {
+    /// All readers that wait now are due. Returns the first ones.
+    fn announce(&mut self) -> Vec<Waker> {
+        self.due = self.next;
+        (0..WOKEN_AT_ONCE).map_while(|_| self.take_due()).collect()
+    }
+
+    /// Takes the next reader that is due.
+    fn take_due(&mut self) -> Option<Waker> {
+        let first = self.waiting.first_entry().filter(|first| *first.key() < self.due)?;
+        Some(first.remove())
+    }
 }
 
 impl<T: Clone> Latest<T> {
     pub(crate) fn new(value: T) -> Self {
-        let state = Mutex::new(State { value, version: 0, is_closed: false });
-        let (changed, readers) = (Notify::new(), AtomicUsize::new(0));
-        Self { shared: Arc::new(LatestState { state, changed, readers }) }
+        let waiting = BTreeMap::new();
+        let state = State { value, version: 0, is_closed: false, waiting, next: 0, due: 0 };
+        let readers = AtomicUsize::new(0);
+        Self { shared: Arc::new(LatestState { state: Mutex::new(state), readers }) }
     }
 
     pub(crate) fn get(&self) -> T {
@@ -53,9 +79,10 @@ impl<T: Clone> Latest<T> {
         let mut state = self.shared.lock();
         let before = std::mem::replace(&mut state.value, value);
         state.version += 1;
+        let woken = state.announce();
         drop(state);
         drop(before);
-        self.shared.changed.notify_waiters();
+        woken.into_iter().for_each(Waker::wake);
     }
 
     /// Returns a reader that has seen the present value.
@@ -73,8 +100,11 @@ impl<T: Clone> Latest<T> {
 
 impl<T> Drop for Latest<T> {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
-        self.shared.changed.notify_waiters();
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        let woken = state.announce();
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -85,25 +115,12 @@ impl<T: Clone> Reader<T> {
         self.seen = state.version;
         state.value.clone()
     }
+}
 
+impl<T> Reader<T> {
     /// Waits for a value that was not seen yet.
     pub(crate) async fn changed(&mut self) -> Result<(), Closed> {
-        loop {
-            let mut changed = pin!(self.shared.changed.notified());
-            // No change is missed from here on.
-            changed.as_mut().enable();
-            {
-                let state = self.shared.lock();
-                if state.version != self.seen {
-                    self.seen = state.version;
-                    return Ok(());
-                }
-                if state.is_closed {
-                    return Err(Closed);
-                }
-            }
-            changed.await;
-        }
+        Change { reader: self, number: None }.await
     }
 }
 
@@ -116,6 +133,56 @@ impl<T> Drop for Reader<T> {
 impl<T> LatestState<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The wait of one reader.
+struct Change<'a, T> {
+    reader: &'a mut Reader<T>,
+    /// Its number among those that wait. `None` before it waits, and after it has woken the next
+    /// one.
+    number: Option<u64>,
+}
+
+impl<T> Change<'_, T> {
+    /// Ends the wait, and wakes the next reader. One that is dropped does so too: it may have been
+    /// woken to wake the others.
+    fn end(&mut self) {
+        let Some(number) = self.number.take() else { return };
+        let mut state = self.reader.shared.lock();
+        state.waiting.remove(&number);
+        let next = state.take_due();
+        drop(state);
+        next.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<T> Future for Change<'_, T> {
+    type Output = Result<(), Closed>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let mut state = this.reader.shared.lock();
+        if state.version == this.reader.seen && !state.is_closed {
+            let State { waiting, next, .. } = &mut *state;
+            let number = *this.number.get_or_insert_with(|| {
+                *next += 1;
+                *next - 1
+            });
+            waiting.entry(number).or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
+            return Poll::Pending;
+        }
+        let is_change = state.version != this.reader.seen;
+        this.reader.seen = state.version;
+        drop(state);
+        this.end();
+        Poll::Ready(if is_change { Ok(()) } else { Err(Closed) })
+    }
+}
+
+impl<T> Drop for Change<'_, T> {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -166,5 +233,70 @@ mod tests {
         assert_eq!(waiting.await.unwrap(), Ok(()));
         assert_eq!(early.changed().await, Ok(()), "the last value is told before the end");
         assert_eq!(early.changed().await, Err(Closed));
+    }
+
+    /// Counts the readers that were woken and have not been polled yet.
+    fn woken(wakes: &[Arc<Wakes>]) -> usize {
+        wakes.iter().filter(|wakes| wakes.0.load(Ordering::Relaxed) > 0).count()
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl std::task::Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_change_wakes_a_few_readers_and_each_of_them_the_next() {
+        let latest = Latest::new(0);
+        let mut readers: Vec<_> = (0..100).map(|_| latest.reader()).collect();
+        let wakes: Vec<_> = (0..100).map(|_| Arc::<Wakes>::default()).collect();
+        let wakers: Vec<Waker> = wakes.iter().map(|wakes| Arc::clone(wakes).into()).collect();
+        type Wait<'a> = Option<Pin<Box<dyn Future<Output = Result<(), Closed>> + 'a>>>;
+        let wait = |reader| -> Wait<'_> { Some(Box::pin(Reader::changed(reader))) };
+        let mut waits: Vec<Wait<'_>> = readers.iter_mut().map(wait).collect();
+        let poll = |wait: &mut Wait<'_>, at: usize| -> bool {
+            let mut cx = Context::from_waker(&wakers[at]);
+            wait.as_mut().unwrap().as_mut().poll(&mut cx) == Poll::Ready(Ok(()))
+        };
+        for (at, wait) in waits.iter_mut().enumerate() {
+            assert!(!poll(wait, at));
+        }
+        latest.set(1);
+        assert_eq!(woken(&wakes), WOKEN_AT_ONCE);
+        // A reader that waits from now on waits for the next change.
+        let mut late = latest.reader();
+        let mut late = Box::pin(late.changed());
+        let late_wakes = Arc::<Wakes>::default();
+        let waker = Waker::from(Arc::clone(&late_wakes));
+        assert!(late.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        for (at, wait) in waits.iter_mut().enumerate() {
+            assert_eq!(wakes[at].0.load(Ordering::Relaxed), 1, "{at} was woken, and once");
+            match at % 3 {
+                // One that is dropped in place of being polled wakes the next one too.
+                0 => *wait = None,
+                _ => assert!(poll(wait, at)),
+            }
+            assert_eq!(woken(&wakes), (WOKEN_AT_ONCE + at + 1).min(100));
+        }
+        assert_eq!(late_wakes.0.load(Ordering::Relaxed), 0);
+        drop(latest);
+        assert_eq!(late_wakes.0.load(Ordering::Relaxed), 1);
+        assert_eq!(late.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(Err(Closed)));
+    }
+
+    /// A reader that leaves before any change does not stay in the list.
+    #[test]
+    fn a_reader_that_leaves_is_forgotten() {
+        let latest = Latest::new(0);
+        let mut reader = latest.reader();
+        let mut wait = Box::pin(reader.changed());
+        assert!(wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert_eq!(latest.shared.lock().waiting.len(), 1);
+        drop(wait);
+        assert_eq!(latest.shared.lock().waiting.len(), 0);
     }
 }

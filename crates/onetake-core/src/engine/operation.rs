@@ -60,8 +60,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             running_max: 10_000,
-            waiting_max: 10_000,
-            waiting_per_key_max: 2_000,
+            waiting_max: 16_384,
+            waiting_per_key_max: 12_288,
             batch_items_max: 512,
             writers_max: 1,
             lanes: 1,

@@ -140,6 +140,10 @@ impl<B> std::fmt::Debug for RequestBody<B> {
     }
 }
 
+/// The largest part of a body that is given to the connection at once. A client that does not read
+/// leaves the rest here, where its memory is known.
+const PART_BYTES_MAX: usize = 64 << 10;
+
 pin_project! {
     /// The body of a response to the client.
     ///
@@ -174,6 +178,17 @@ impl<B> ResponseBody<B> {
         Self::whole(Bytes::new(), None)
     }
 
+    /// Returns the number of bytes that this body holds in memory. A body that passes through holds
+    /// none.
+    #[must_use]
+    pub fn bytes_in_memory(&self) -> usize {
+        match &self.kind {
+            ResponseKind::Untouched { .. } => 0,
+            ResponseKind::Whole { data, .. } => data.as_ref().map_or(0, Bytes::len),
+            ResponseKind::Rest { read, .. } => read.as_ref().map_or(0, Bytes::len),
+        }
+    }
+
     pub(crate) fn rest(read: Bytes, body: Pin<Box<B>>) -> Self {
         let read = Some(read).filter(|read| !read.is_empty());
         Self { kind: ResponseKind::Rest { read, body } }
@@ -195,11 +210,11 @@ where
         let frame = match self.project().kind.project() {
             ResponseProjection::Untouched { body } => ready!(body.poll_frame(cx)),
             ResponseProjection::Whole { data, trailers } => {
-                let frame = data.take().map(Frame::data);
+                let frame = next_part(data).map(Frame::data);
                 let frame = frame.or_else(|| trailers.take().map(Frame::trailers));
                 return Poll::Ready(frame.map(Ok));
             }
-            ResponseProjection::Rest { read, body } => match read.take() {
+            ResponseProjection::Rest { read, body } => match next_part(read) {
                 Some(read) => Some(Ok(Frame::data(read))),
                 None => ready!(body.as_mut().poll_frame(cx)),
             },
@@ -222,6 +237,14 @@ where
             // Not computed: it would be the size of `read` plus what is left of the inner body.
             ResponseKind::Rest { .. } => SizeHint::default(),
         }
+    }
+}
+
+/// Takes the next part of a body.
+fn next_part(data: &mut Option<Bytes>) -> Option<Bytes> {
+    match data {
+        Some(data) if data.len() > PART_BYTES_MAX => Some(data.split_to(PART_BYTES_MAX)),
+        _ => data.take(),
     }
 }
 

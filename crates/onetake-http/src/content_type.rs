@@ -3,6 +3,8 @@
 //! SDKs spell both differently from one attempt to the next. The fingerprint must not depend on
 //! that.
 
+use std::borrow::Cow;
+
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 
@@ -22,6 +24,10 @@ impl Boundary {
         let (Some(line), None) = (lines.next(), lines.next()) else {
             return None;
         };
+        // Most content types have no parameters.
+        if !line.contains(';') {
+            return None;
+        }
         let (essence, parameters) = read(&line);
         let mut boundaries = parameters.into_iter().filter(|(name, _)| name.starts_with(BOUNDARY));
         let (Some((name, Some(value))), None) = (boundaries.next(), boundaries.next()) else {
@@ -58,6 +64,11 @@ impl Boundary {
 pub(crate) fn canonical(parts: &Parts, boundary: Option<&Boundary>) -> String {
     let mut text = String::new();
     for line in lines(parts) {
+        if is_canonical(&line) {
+            text.push('\u{1}');
+            text.push_str(&line);
+            continue;
+        }
         let (essence, mut parameters) = read(&line);
         if boundary.is_some() {
             parameters.retain(|(name, _)| name != BOUNDARY);
@@ -80,11 +91,19 @@ pub(crate) fn canonical(parts: &Parts, boundary: Option<&Boundary>) -> String {
     text
 }
 
+/// True for a line without parameters that is canonical already, as most are.
+fn is_canonical(line: &str) -> bool {
+    line.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'+'))
+}
+
 /// The lines of the header, with each byte as a character, so that bytes that are not text count
 /// too.
-fn lines(parts: &Parts) -> impl Iterator<Item = String> {
+fn lines(parts: &Parts) -> impl Iterator<Item = Cow<'_, str>> {
     let values = parts.headers.get_all(CONTENT_TYPE).iter();
-    values.map(|value| value.as_bytes().iter().copied().map(char::from).collect())
+    values.map(|value| match value.to_str() {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => value.as_bytes().iter().copied().map(char::from).collect(),
+    })
 }
 
 /// A parameter's name in lower case, and its value.

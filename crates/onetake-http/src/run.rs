@@ -5,6 +5,7 @@
 
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -526,12 +527,17 @@ impl Answered<'_> {
             other => other,
         };
         let max = (!is_stream(&parts.headers)).then_some(self.policy.max_response_body);
-        let read = tokio::select! {
-            biased;
-            read = read_response(body, max) => read,
-            () = clock.sleep(self.until.saturating_sub(clock.monotonic())) => {
-                return timed_out(transaction);
-            }
+        let mut reading = pin!(read_response(body, max));
+        // A small body is there with its head, and needs no timer.
+        let read = match reading.as_mut().now_or_never() {
+            Some(read) => read,
+            None => tokio::select! {
+                biased;
+                read = reading => read,
+                () = clock.sleep(self.until.saturating_sub(clock.monotonic())) => {
+                    return timed_out(transaction);
+                }
+            },
         };
         let Ok(read) = read else {
             let cause =

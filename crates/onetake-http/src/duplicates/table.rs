@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(table.enter(payload(1), 'b', at(1), WINDOW), Entered::Other('a'));
         table.leave(&payload(1), 'a');
         assert_eq!(table.enter(payload(1), 'b', at(1), WINDOW), OWN);
-        // Whoever is not the owner changes nothing.
+        // Only the owner changes anything.
         table.leave(&payload(1), 'a');
         table.set_kept(&payload(1), 'a', true);
         assert_eq!(table.enter(payload(1), 'a', at(1), WINDOW), Entered::Other('b'));

@@ -80,23 +80,19 @@ pub(crate) fn as_written<'a>(headers: &'a HeaderMap, source: &KeySource) -> Opti
     if matches!(source, KeySource::Derive(_)) {
         return None;
     }
-    let named = headers_of(source).into_iter().find_map(|name| headers.get(name));
+    let named = headers_of(source).find_map(|name| headers.get(name));
     named.map(HeaderValue::as_bytes)
 }
 
 /// Returns the headers that a key is read from.
-fn headers_of(source: &KeySource) -> Vec<HeaderName> {
-    match source {
-        KeySource::Header | KeySource::Issued => vec![IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY],
-        _ => {
-            let values = source.values().iter();
-            let header = |value: &RequestValue| match value {
-                RequestValue::Header(name) => Some(name.clone()),
-                _ => None,
-            };
-            values.filter_map(header).collect()
-        }
-    }
+fn headers_of(source: &KeySource) -> impl Iterator<Item = HeaderName> {
+    let is_usual = matches!(source, KeySource::Header | KeySource::Issued);
+    let usual = is_usual.then_some([IDEMPOTENCY_KEY, X_IDEMPOTENCY_KEY]);
+    let named = source.values().iter().filter_map(|value| match value {
+        RequestValue::Header(name) => Some(name.clone()),
+        _ => None,
+    });
+    usual.into_iter().flatten().chain(named)
 }
 
 fn single(

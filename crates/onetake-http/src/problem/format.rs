@@ -50,8 +50,9 @@ impl ProblemFormat {
     }
 
     /// Converts a problem to a response in this format. The response has the [`Code`] as an
-    /// extension, by which an outer service tells it from other responses. `rng` gives the identifier of a request
-    /// without a reference, and the seconds that are added to `Retry-After`.
+    /// extension, by which an outer service tells it from other responses. `rng` gives the
+    /// identifier of a request without a reference, and the seconds that are added to
+    /// `Retry-After`.
     #[must_use]
     pub fn tell_with(
         &self,

@@ -6,7 +6,7 @@
 //!
 //! # Time
 //!
-//! DynamoDB has no clock that can be read, and no wall clock decides who may run:
+//! DynamoDB has no clock that can be read, and no wall clock decides which attempt may run:
 //!
 //! - **Leases.** A renewal raises the item's version. A node may take over a running item if it has
 //!   seen the same version for a whole lease + grace on its own monotonic clock, and if the item

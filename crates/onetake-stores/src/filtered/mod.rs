@@ -17,10 +17,10 @@
 //! authority's last known time, and stops using an entry [`CLOCK_MARGIN`] before its end.
 //!
 //! **Exception.** An operator may make the authority forget a key before it expires.
-//! [`Transition::Forget`](onetake_core::Transition::Forget) and [`FilteredStore::forget`] remove it from both,
-//! and from neither while the filter is unreachable. A marker replaces the entry for a minute. No
-//! late write of a node replaces or deletes the marker, and no node writes a record that it read
-//! from the authority more than half a minute ago.
+//! [`Transition::Forget`](onetake_core::Transition::Forget) and [`FilteredStore::forget`] remove it
+//! from both, and from neither while the filter is unreachable. A marker replaces the entry for a
+//! minute. No late write of a node replaces or deletes the marker, and no node writes a record that
+//! it read from the authority more than half a minute ago.
 //!
 //! **Warning:** A Redis that is rolled back to before that replays the forgotten record, for at
 //! most `entry_age_max`, and may restore it in the authority. Flush a Redis that was restored from

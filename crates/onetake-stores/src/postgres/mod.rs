@@ -162,8 +162,8 @@ impl PostgresStore {
     /// are not in the default schema.
     ///
     /// # Errors
-    /// As [`open`](Self::open). `Invalid` also if the pool's TLS cannot be carried over: a client certificate, roots
-    /// that are no file, or `sslmode=verify-ca`.
+    /// As [`open`](Self::open). `Invalid` also if the pool's TLS cannot be carried over: a client
+    /// certificate, roots that are no file, or `sslmode=verify-ca`.
     #[cfg(feature = "sqlx")]
     pub async fn with_pool(
         pool: &::sqlx::PgPool,

@@ -95,8 +95,9 @@ impl StatementError {
             SqlState::INSUFFICIENT_PRIVILEGE => Self::Trouble(error(
                 StoreErrorKind::Invalid,
                 format!(
-                    "the role has no permission for the tables of onetake: {said}; grant it \
-                     SELECT, INSERT, UPDATE and DELETE on them"
+                    "the role has no permission for the tables of onetake: {said}; grant it the \
+                     rights that docs/STORES.md lists for its task (PostgreSQL, Rights), or run \
+                     `onetake migrate` as the owner of the tables"
                 ),
             )),
             // The refused write needs no space, so other writes may succeed.

@@ -251,7 +251,7 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
         }
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
         said.push_str(&config.fall_through());
-        found.push(format!("{} routes", config.routes.len()));
+        found.push(routes(config.routes.len()));
         if explain {
             let explained = config::explain(text.as_deref(), &name, std::env::vars());
             said.push_str(&explained.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?);
@@ -260,13 +260,17 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
     if purposes.ext_proc {
         let config = load_ext_proc(Some(path))?;
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
-        found.push(format!("{} routes for Envoy", config.routes.len()));
+        found.push(format!("{} for Envoy", routes(config.routes.len())));
     }
     if purposes.relay {
         let relay = relay::check(text.as_deref(), &name)?;
         found.push(format!("a relay to {relay}"));
     }
     Ok(format!("{said}{name}: fine, {}\n", found.join(" and ")))
+}
+
+fn routes(count: usize) -> String {
+    if count == 1 { "1 route".to_owned() } else { format!("{count} routes") }
 }
 
 fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {

@@ -11,9 +11,10 @@
 //! | body of the response | go on, once the outcome is durable (S6) |
 //!
 //! gRPC calls are different, because Envoy cannot answer one of them at once with a message and
-//! trailers. The filter sends nothing of their bodies by itself. If the layer reads a call, the processor changes the modes of the filter to *full
-//! duplex*: Envoy sends bodies and trailers as they arrive, keeps nothing of them, and waits for
-//! the reply to the head. The replies then have the head, the whole body and the trailers.
+//! trailers. The filter sends nothing of their bodies by itself. If the layer reads a call, the
+//! processor changes the modes of the filter to *full duplex*: Envoy sends bodies and trailers as
+//! they arrive, keeps nothing of them, and waits for the reply to the head. The replies then have
+//! the head, the whole body and the trailers.
 //!
 //! **Warning:** if a processor ends the stream without an error, Envoy forwards the request without
 //! it. So a stream that was not finished on purpose ends with an error.

@@ -120,7 +120,7 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
     to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
 }
 
-/// Reads the host that upstreams are told.
+/// Reads `upstream_host`: the `Host` header that upstreams get.
 pub(super) fn parse_upstream_host(text: &str) -> Result<UpstreamHost, ValueError> {
     let is_host = text.starts_with(|first: char| first.is_ascii_alphanumeric() || first == '[')
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".:[]-".contains(&byte))

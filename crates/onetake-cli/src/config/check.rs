@@ -122,9 +122,11 @@ impl Checks<'_, '_> {
             routes.extend(own.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
         let settings = routes.iter().map(|route: &Route| &route.settings).chain([&defaults]);
-        let largest = settings.map(|settings| settings.policy.max_request_body).max();
-        if let Some(fault) = file.limits.too_little_memory(largest.unwrap_or_default()) {
-            self.refuse("limits.max_body_memory", "limits.max_body_memory", fault);
+        let bodies = settings
+            .map(|settings| (settings.policy.max_request_body, settings.policy.max_response_body));
+        let (requests, responses): (Vec<_>, Vec<_>) = bodies.unzip();
+        for (field, fault) in file.limits.too_little_memory(&requests, &responses) {
+            self.refuse(field, field, fault);
         }
         let is_https = |sink: &Sink| matches!(sink, Sink::Webhook(url) if url.scheme() == Some(&Scheme::HTTPS));
         Some(Config {

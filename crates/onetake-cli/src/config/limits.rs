@@ -20,6 +20,9 @@ table! {
         max_header_bytes: usize = size_within("8KiB", "1MiB").or("\"64KiB\""),
         /// The longest time in which the head of a request arrives.
         header_timeout: Duration = duration("100ms", "10m", "15s").or("\"15s\""),
+        /// The longest time for which a client accepts nothing of a response. Then its connection is
+        /// cut off.
+        send_timeout: Duration = duration("100ms", "1h", "60s").or("\"60s\""),
         /// The most requests in flight, keyed and unkeyed, from the head of the request to the end
         /// of the response.
         max_requests: usize = integer(1, 1_000_000).or("16384"),
@@ -34,6 +37,9 @@ table! {
         /// The most memory for keyed requests: the bytes that have arrived, until the outcome is
         /// recorded. At least twice the largest `max_request_body`.
         max_body_memory: usize = size_within("1MiB", "1024GiB").or("\"256MiB\""),
+        /// The most memory for responses to keyed requests that their clients have not read. At
+        /// least twice the largest `max_response_body`.
+        max_response_memory: usize = size_within("1MiB", "1024GiB").or("\"256MiB\""),
         /// The least rate at which the body of a keyed request arrives, in bytes per second and
         /// after five seconds. A slower body gets a 408. 0 turns it off.
         min_body_rate: usize = integer(0, 1_000_000).or("240"),
@@ -44,19 +50,39 @@ table! {
 }
 
 impl Limits {
-    /// Returns an error if the memory for bodies is too small for one body of the largest size. One
-    /// connection gets two thirds of the memory, and the head counts too.
-    pub(super) fn too_little_memory(&self, largest_body: usize) -> Option<ValueError> {
-        let needed = largest_body.saturating_mul(2);
-        if self.max_body_memory >= needed {
-            return None;
-        }
-        let what = format!(
-            "less than twice the largest max_request_body ({}), so such a body could never be read",
-            show_size(largest_body)
-        );
-        let fix =
-            format!("write at least \"{}\", or a smaller max_request_body", show_size(needed));
-        Some(ValueError::new(what, fix))
+    /// Returns the options whose memory is too small for one body of the largest size. One
+    /// connection gets two thirds of the memory for requests, and the head counts too.
+    pub(super) fn too_little_memory(
+        &self,
+        request_bodies: &[usize],
+        response_bodies: &[usize],
+    ) -> Vec<(&'static str, ValueError)> {
+        let options = [
+            (
+                "limits.max_body_memory",
+                self.max_body_memory,
+                "max_request_body",
+                request_bodies,
+                "read",
+            ),
+            (
+                "limits.max_response_memory",
+                self.max_response_memory,
+                "max_response_body",
+                response_bodies,
+                "shown",
+            ),
+        ];
+        let faults = options.into_iter().filter_map(|(field, memory, option, bodies, done)| {
+            let largest = bodies.iter().max().copied().unwrap_or_default();
+            let needed = largest.saturating_mul(2);
+            let what = format!(
+                "less than twice the largest {option} ({}), so such a body could never be {done}",
+                show_size(largest)
+            );
+            let fix = format!("write at least \"{}\", or a smaller {option}", show_size(needed));
+            (memory < needed).then(|| (field, ValueError::new(what, fix)))
+        });
+        faults.collect()
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Activity {
     is_leaving: AtomicBool,
     /// True if the connection is a WebSocket now.
     is_upgraded: AtomicBool,
+    /// True if the peer accepts no more bytes at the moment.
+    is_blocked: AtomicBool,
 }
 
 macro_rules! flags {
@@ -59,6 +61,7 @@ impl Activity {
         lingers, set_lingers;
         is_leaving, set_leaving;
         is_upgraded, set_upgraded;
+        is_blocked, set_blocked;
     }
 
     pub(super) fn is_running(&self) -> bool {

@@ -216,6 +216,7 @@ impl<'a> Watch<'a> {
             is_sending: false,
             answered_at: None,
             moved_at: opened,
+            blocked_since: None,
             head_since: None,
             stopping_since: None,
             closing_since: None,
@@ -269,10 +270,13 @@ impl<'a> Watch<'a> {
     fn note_changes(&mut self) -> bool {
         let has_head = self.activity.has_head();
         let lingers = self.activity.lingers();
+        let is_blocked = self.activity.is_blocked();
         let is_new = has_head != self.known.head_since.is_some()
+            || is_blocked != self.known.blocked_since.is_some()
             || lingers != self.known.lingers_since.is_some();
         if is_new {
             let now = self.clock.monotonic();
+            self.known.blocked_since = is_blocked.then(|| self.known.blocked_since.unwrap_or(now));
             self.known.head_since = has_head.then(|| self.known.head_since.unwrap_or(now));
             if lingers && self.known.lingers_since.is_none() {
                 self.known.lingers_since = Some(now);

@@ -89,7 +89,10 @@ impl Descriptors {
         let calls = (limit / 8).min(RESERVE_CALLS_MAX);
         let auth = if asks { (limit / 8).min(RESERVE_AUTH_MAX) } else { 0 };
         let sockets = limit.saturating_sub(RESERVE + calls + auth).max(SOCKETS_MIN);
-        let connections_max = limits.max_connections.min(sockets / 2);
+        // Most client connections are idle, and need no connection to an upstream: a third is enough
+        // for those, unless there are few descriptors for many cores.
+        let upstream = (sockets / 3).max(2 * cores).min(sockets / 2);
+        let connections_max = limits.max_connections.min(sockets - upstream);
         let upstream = sockets - connections_max;
         let idle_per_core_max = (upstream / 4 / cores.max(1)).clamp(1, IDLE_PER_CORE_MAX);
         let idle = idle_per_core_max * cores.max(1);
@@ -140,6 +143,6 @@ mod tests {
         let it = Descriptors::divide(1 << 20, true, &limits(), 4);
         assert_eq!((it.connections_max, it.upstream_requests_max), (16_384, 16_384));
         let it = Descriptors::divide(1_024, false, &limits(), 2);
-        assert_eq!((it.connections_max, it.upstream_requests_max), (320, 240));
+        assert_eq!((it.connections_max, it.upstream_requests_max), (427, 161));
     }
 }

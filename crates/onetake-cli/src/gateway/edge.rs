@@ -12,6 +12,7 @@ use http::{HeaderMap, Method, Request, Response, Version};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use tower_service::Service;
+use tracing::level_filters::LevelFilter;
 
 use onetake_core::{Clock, Reference};
 use onetake_http::body::ExactEnd;
@@ -28,14 +29,19 @@ use super::client_ip::client_of;
 use super::cors::CorsRequest;
 use super::forwarding::{Hop, X_REAL_IP, host_of, remove_claims};
 use super::in_flight::{Connection, Held, REQUESTS};
+use super::method_override;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
 use super::request_heads::check_size;
+use super::response_memory::{Exhausted, ResponseMemory};
 use super::trailer_names::check_trailer_names;
 use crate::traces::Parent;
 
 /// Prefix of the forwarding headers.
 const X_FORWARDED: &str = "x-forwarded-";
+
+/// The header of replays.
+const IDEMPOTENT_REPLAYED: &str = "idempotent-replayed";
 
 /// Headers that upstreams trust. Only the gateway may set them.
 pub(super) const BELIEVED: [HeaderName; 3] = ATTEMPT_HEADERS;
@@ -51,6 +57,7 @@ pub(super) type ConnectionPermit = Arc<Connection>;
 pub(super) struct Edge {
     inner: Onetake<Proxy<Incoming>>,
     plans: Arc<Plans>,
+    responses: Arc<ResponseMemory>,
     clock: Arc<dyn Clock>,
 }
 
@@ -58,9 +65,10 @@ impl Edge {
     pub(super) fn new(
         inner: Onetake<Proxy<Incoming>>,
         plans: Arc<Plans>,
+        responses: Arc<ResponseMemory>,
         clock: Arc<dyn Clock>,
     ) -> Self {
-        Self { inner, plans, clock }
+        Self { inner, plans, responses, clock }
     }
 }
 
@@ -79,8 +87,8 @@ impl Answer for Edge {
     ) -> BoxFuture<'static, Response<AnyBody>> {
         let edge = Arc::clone(self);
         Box::pin(async move {
-            let Self { inner, plans, clock } = &*edge;
-            let from = clock.monotonic();
+            let Self { inner, plans, responses, clock } = &*edge;
+            let from = is_logged().then(|| clock.monotonic());
             let permit = match place.enter(REQUESTS).await {
                 Ok(permit) => permit,
                 Err(full) => return plans.answers.tell(full.problem(), None).map(whole),
@@ -122,8 +130,15 @@ impl Answer for Edge {
                     let mut inner = inner.clone();
                     let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
-                    log(&method, &plan, &response, clock.monotonic() - from);
-                    response.map(|body| Held::new(Either::Left(body), [Some(permit), None]))
+                    if let Some(from) = from {
+                        log(&method, &plan, &response, clock.monotonic() - from);
+                    }
+                    match responses.take(&place, response.body().bytes_in_memory()) {
+                        Ok(share) => response.map(|body| {
+                            Held::new(Either::Left(body), [Some(permit), None]).with_memory(share)
+                        }),
+                        Err(exhausted) => unread(exhausted, &plan, &response),
+                    }
                 }
             };
             let is_problem = response.extensions().get::<Code>().is_some();
@@ -135,6 +150,12 @@ impl Answer for Edge {
             response
         })
     }
+}
+
+/// True if requests may be logged. The level of all subscribers together decides: `enabled!` would
+/// leave its result behind in the filters of the layers, and the next span would be lost.
+fn is_logged() -> bool {
+    LevelFilter::current() >= LevelFilter::DEBUG
 }
 
 /// Logs one line per request. Of the client's input it holds only the method, if that is a standard
@@ -157,9 +178,22 @@ pub(super) fn log<B>(
         route = plan.label,
         status = response.status().as_u16(),
         reference = reference(),
-        replayed = headers.contains_key("idempotent-replayed"),
+        replayed = headers.contains_key(IDEMPOTENT_REPLAYED),
         micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
     );
+}
+
+/// The answer in place of a response that clients who do not read leave no memory for.
+fn unread<B>(exhausted: Exhausted, plan: &Plan, response: &Response<B>) -> Response<AnyBody> {
+    let headers = response.headers();
+    let reference = headers.get(IDEMPOTENCY_REFERENCE).and_then(|value| value.to_str().ok());
+    let reference = reference.and_then(|text| text.parse().ok());
+    let problem = exhausted.problem(headers.contains_key(IDEMPOTENT_REPLAYED));
+    let problem = plan.answers.tell(problem, reference).map(whole);
+    match grpc::is_grpc(headers) {
+        true => grpc::error_of(problem, || whole(Bytes::new())),
+        false => problem,
+    }
 }
 
 fn whole(body: Bytes) -> AnyBody {
@@ -170,7 +204,7 @@ fn whole(body: Bytes) -> AnyBody {
 #[derive(Clone)]
 pub(super) struct Routed {
     pub(super) plan: Arc<Plan>,
-    /// The client's connection; `None` if the request comes through Envoy.
+    /// The client's connection; `None` if Envoy forwards the request.
     pub(super) connection: Option<ConnectionPermit>,
     /// True if the request has no headers of its connection, such as `Connection` or `TE`.
     pub(super) is_plain: bool,
@@ -207,6 +241,7 @@ fn admit(
     let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
     let trusted = plans.trusts(peer.ip());
     if !is_plain {
+        method_override::check(plans, &plan, parts)?;
         remove_forged(plans, trusted, &mut parts.headers);
     }
     if plans.tells_addresses
@@ -241,6 +276,9 @@ fn is_special(plans: &Plans, name: &HeaderName) -> bool {
             | "trailer"
             | "transfer-encoding"
             | "upgrade"
+            | "x-http-method"
+            | "x-http-method-override"
+            | "x-method-override"
             | "x-real-ip"
     );
     // The name of a lookalike has an underscore, or a protected name has one.

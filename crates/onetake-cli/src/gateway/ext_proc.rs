@@ -29,6 +29,8 @@ use tower_service::Service;
 use super::client_connection::{Answer, count_problem};
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, Routed, log, lookalikes};
+use super::in_flight::{Connection, Gates};
+use super::method_override;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
 use crate::config::ExtProc;
@@ -49,9 +51,11 @@ impl EnvoyEdge {
         plans: &Arc<Plans>,
         clock: &Arc<dyn Clock>,
         config: &ExtProc,
+        gates: &Arc<Gates>,
         proxy: Proxy<EnvoyBody>,
     ) -> Self {
-        let inner = layer.layer(EnvoyOrProxy { envoy: Forward::new(), proxy });
+        let (envoy, gates) = (Forward::new(), Arc::clone(gates));
+        let inner = layer.layer(EnvoyOrProxy { envoy, proxy, gates });
         let (plans, clock) = (Arc::clone(plans), Arc::clone(clock));
         Self(Processor::new(Admission { inner, plans, clock }, config.max_message))
     }
@@ -85,6 +89,8 @@ impl Answer for EnvoyEdge {
 struct EnvoyOrProxy {
     envoy: Forward,
     proxy: Proxy<EnvoyBody>,
+    /// The gates that the processor's own requests pass.
+    gates: Arc<Gates>,
 }
 
 impl Service<Request<RequestBody<EnvoyBody>>> for EnvoyOrProxy {
@@ -96,13 +102,16 @@ impl Service<Request<RequestBody<EnvoyBody>>> for EnvoyOrProxy {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
+    fn call(&mut self, mut request: Request<RequestBody<EnvoyBody>>) -> Self::Future {
         let routed = request.extensions().get::<Routed>();
         let policy = routed.and_then(|routed| routed.plan.policy.as_ref());
         let is_async = policy.is_some_and(|policy| matches!(policy.in_flight, InFlight::Async(_)));
         let context = OperationContext::of(request.extensions());
         let is_keyed = context.and_then(OperationContext::key).is_some();
         if is_async && is_keyed && !is_grpc(request.headers()) {
+            if let Some(routed) = request.extensions_mut().get_mut::<Routed>() {
+                routed.connection = Some(Connection::of_one_request(&self.gates));
+            }
             let forwarding = self.proxy.call(request);
             return Box::pin(async { Ok(forwarding.await?.map(Either::Right)) });
         }
@@ -166,6 +175,7 @@ fn admit(plans: &Plans, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
         return Err(Refused::Ambiguous(AmbiguousRequest::DotSegment).into());
     }
     let plan = Arc::clone(plans.admit(&parts.method, parts.uri.path())?);
+    method_override::check(plans, &plan, parts)?;
     for name in BELIEVED {
         parts.headers.remove(name);
     }

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::descriptors::Descriptors;
 use super::in_flight::Gates;
+use super::response_memory::ResponseMemory;
 use super::server::ServerLimits;
 use super::upstream::Census;
 
@@ -26,7 +27,9 @@ struct Watched {
     connections: Gauge,
     in_flight: Gauge,
     queued: Gauge,
+    responses: Arc<ResponseMemory>,
     body_bytes: Gauge,
+    response_bytes: Gauge,
 }
 
 impl Gauges {
@@ -35,7 +38,7 @@ impl Gauges {
         &self,
         limits: &ServerLimits,
         of: Descriptors,
-        layer: OnetakeLayer,
+        (layer, responses): (OnetakeLayer, Arc<ResponseMemory>),
         census: Arc<Census>,
     ) {
         let configured = &limits.configured;
@@ -48,6 +51,7 @@ impl Gauges {
             ("max_upstream_sockets", of.upstream_requests_max),
             ("max_queued_requests", configured.max_queued_requests),
             ("max_body_memory", configured.max_body_memory),
+            ("max_response_memory", configured.max_response_memory),
         ] {
             gauge!("onetake_limit", "limit" => name).set(limit as f64);
         }
@@ -60,11 +64,16 @@ impl Gauges {
             places: Arc::clone(&limits.places),
             gates: Arc::clone(&limits.gates),
             layer,
+            responses,
             census,
             connections: made("onetake_connections", "Client connections."),
             in_flight: made("onetake_requests_in_flight", "Requests in flight."),
             queued: made("onetake_requests_queued", "Requests that wait for a limit."),
             body_bytes: made("onetake_body_memory_bytes", "Memory of keyed requests."),
+            response_bytes: made(
+                "onetake_response_memory_bytes",
+                "Memory of responses to keyed requests that clients have not read.",
+            ),
         };
         let _once = self.0.set(watched);
     }
@@ -77,6 +86,7 @@ impl Gauges {
         watched.in_flight.set(watched.gates.in_flight() as f64);
         watched.queued.set(watched.gates.queued() as f64);
         watched.body_bytes.set(watched.layer.body_bytes() as f64);
+        watched.response_bytes.set(watched.responses.used() as f64);
         watched.census.update();
     }
 }

@@ -24,6 +24,7 @@ use onetake_http::{BodyShare, Code, Problem, fair_share};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::forwarding::Hop;
+use super::response_memory::ResponseShare;
 
 /// `Retry-After` of a refused request, in seconds.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -83,13 +84,15 @@ struct Waiter {
 /// A client's connection: its place among all connections, and what its requests hold.
 #[derive(Debug)]
 pub(super) struct Connection {
-    _place: OwnedSemaphorePermit,
+    _place: Option<OwnedSemaphorePermit>,
     gates: Arc<Gates>,
     /// The permits that its requests hold, for each gate.
     held: Box<[AtomicUsize]>,
     /// Its requests in queues.
     waiting: AtomicUsize,
     bodies: BodyShare,
+    /// The bytes of its responses that are in memory.
+    pub(super) response_bytes: AtomicUsize,
     /// The forwarding headers of its requests with the host of the first one.
     pub(super) hop: OnceLock<Hop>,
 }
@@ -179,12 +182,24 @@ impl Gate {
 
 impl Connection {
     pub(super) fn new(place: OwnedSemaphorePermit, gates: &Arc<Gates>) -> Arc<Self> {
+        Self::with_place(Some(place), gates)
+    }
+
+    /// The connection of one request. A connection of Envoy has the requests of many clients, so
+    /// each of them counts as a connection of its own.
+    #[cfg(feature = "ext-proc")]
+    pub(super) fn of_one_request(gates: &Arc<Gates>) -> Arc<Self> {
+        Self::with_place(None, gates)
+    }
+
+    fn with_place(place: Option<OwnedSemaphorePermit>, gates: &Arc<Gates>) -> Arc<Self> {
         Arc::new(Self {
             _place: place,
             gates: Arc::clone(gates),
             held: gates.gates.iter().map(|_| AtomicUsize::new(0)).collect(),
             waiting: AtomicUsize::new(0),
             bodies: BodyShare::default(),
+            response_bytes: AtomicUsize::new(0),
             hop: OnceLock::new(),
         })
     }
@@ -305,11 +320,18 @@ impl Drop for Permit {
 pub(super) struct Held<B> {
     body: B,
     _permits: [Option<Permit>; 2],
+    _memory: Option<ResponseShare>,
 }
 
 impl<B> Held<B> {
     pub(super) fn new(body: B, permits: [Option<Permit>; 2]) -> Self {
-        Self { body, _permits: permits }
+        Self { body, _permits: permits, _memory: None }
+    }
+
+    /// Holds memory as well.
+    pub(super) fn with_memory(mut self, memory: Option<ResponseShare>) -> Self {
+        self._memory = memory;
+        self
     }
 }
 

@@ -23,12 +23,14 @@ mod forwarding;
 mod gauges;
 mod in_flight;
 mod jwks;
+mod method_override;
 mod phase;
 mod plan;
 mod proxy;
 mod readiness;
 mod reconcile;
 mod request_heads;
+mod response_memory;
 mod secrets;
 mod server;
 mod tenants;
@@ -66,6 +68,7 @@ use plan::Plans;
 use proxy::Proxy;
 use readiness::Readiness;
 use reconcile::Reconciler;
+use response_memory::ResponseMemory;
 use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
@@ -260,8 +263,10 @@ impl Gateway {
             gates,
             keep_alive,
         };
+        let responses = ResponseMemory::new(config.limits.max_response_memory);
         let census = Census::new();
-        gauges.watch(&limits, descriptors, layer.clone(), Arc::clone(&census));
+        let memory = (layer.clone(), Arc::clone(&responses));
+        gauges.watch(&limits, descriptors, memory, Arc::clone(&census));
         let ping_interval = config.gateway.upstream_ping_interval;
         let server = match front {
             Front::Proxy => {
@@ -269,7 +274,8 @@ impl Gateway {
                     let idle_max = descriptors.idle_per_core_max;
                     let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
                     let inner = layer.layer(proxy);
-                    Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(&clock)))
+                    let (plans, responses) = (Arc::clone(&plans), Arc::clone(&responses));
+                    Arc::new(Edge::new(inner, plans, responses, Arc::clone(&clock)))
                 };
                 let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);
@@ -280,8 +286,10 @@ impl Gateway {
                 let edge = |_| {
                     let idle_max = descriptors.idle_per_core_max;
                     let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
-                    let config = &config.ext_proc;
-                    Arc::new(ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, proxy))
+                    let (config, gates) = (&config.ext_proc, &limits.gates);
+                    let edge =
+                        ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, gates, proxy);
+                    Arc::new(edge)
                 };
                 let edges = (0..cores.count()).map(edge).collect();
                 let cores_and_edges = (Arc::clone(&cores), edges);

@@ -179,6 +179,7 @@ impl<E: Answer> Accepting<E> {
             timeouts: Timeouts {
                 keep_alive: self.limits.keep_alive,
                 head: self.limits.configured.header_timeout,
+                send: self.limits.configured.send_timeout,
             },
         };
         let (tls, http) = (self.tls.clone(), Arc::clone(&self.http));

@@ -22,6 +22,8 @@ pub(super) struct Timeouts {
     pub(super) keep_alive: Duration,
     /// Timeout for the head of an HTTP/1.1 request, from its first byte.
     pub(super) head: Duration,
+    /// How long a peer may accept nothing of what is sent to it.
+    pub(super) send: Duration,
 }
 
 /// The state of a connection. Times are of the monotonic clock.
@@ -36,6 +38,8 @@ pub(super) struct Known {
     pub(super) answered_at: Option<Duration>,
     /// When a byte was last seen to move in any direction.
     pub(super) moved_at: Duration,
+    /// When the peer was first seen to accept no more.
+    pub(super) blocked_since: Option<Duration>,
     /// When a head began to arrive.
     pub(super) head_since: Option<Duration>,
     /// When the gateway began to stop.
@@ -66,7 +70,7 @@ pub(super) enum CutReason {
     Head,
     /// The peer did not end its side after the gateway had ended its own.
     Linger,
-    /// The gateway stops, and the peer accepts nothing.
+    /// The peer accepts nothing for too long. If the gateway stops, that is a short time.
     Silence,
 }
 
@@ -95,13 +99,18 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         let until = (since + LINGER_MAX).min(quiet_since + LINGER_QUIET_MAX);
         return cut_at(until, CutReason::Linger);
     }
+    let blocked_until = known.blocked_since.map(|since| since.max(known.moved_at) + timeouts.send);
+    if blocked_until.is_some_and(|until| until <= now) {
+        return Step::Cut(CutReason::Silence);
+    }
+    let check_at = blocked_until.map_or(now + CHECK, |until| until.min(now + CHECK));
     if known.is_running {
-        return Step::WaitUntil(now + CHECK);
+        return Step::WaitUntil(check_at);
     }
     if known.is_sending {
         return match known.stopping_since {
             Some(since) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
-            None => Step::WaitUntil(now + CHECK),
+            None => Step::WaitUntil(check_at),
         };
     }
     if let Some(since) = known.head_since {
@@ -128,7 +137,7 @@ mod tests {
         Duration::from_secs(secs)
     }
 
-    const TIMEOUTS: Timeouts = Timeouts { keep_alive: secs(75), head: secs(15) };
+    const TIMEOUTS: Timeouts = Timeouts { keep_alive: secs(75), head: secs(15), send: secs(60) };
     /// A connection that was opened at 100 seconds.
     const NEW: Known = Known {
         opened: secs(100),
@@ -136,6 +145,7 @@ mod tests {
         is_sending: false,
         answered_at: None,
         moved_at: secs(100),
+        blocked_since: None,
         head_since: None,
         stopping_since: None,
         closing_since: None,
@@ -193,6 +203,23 @@ mod tests {
         let reading = Known { moved_at: secs(160), ..unread };
         assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
         assert_eq!(end(Known { is_running: true, ..unread }), FOREVER, "the operation may end");
+    }
+
+    #[test]
+    fn a_peer_that_accepts_nothing_is_cut_off() {
+        let blocked = Known { is_sending: true, blocked_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(blocked), (210, Step::Cut(CutReason::Silence)));
+        let running = Known { is_running: true, is_sending: false, ..blocked };
+        assert_eq!(end(running), (210, Step::Cut(CutReason::Silence)), "the operation goes on");
+        let slow = Known { moved_at: secs(190), ..blocked };
+        assert_eq!(end(slow), (250, Step::Cut(CutReason::Silence)), "it reads");
+        let stopping = Known { stopping_since: Some(secs(160)), ..blocked };
+        assert_eq!(end(stopping), (165, Step::Cut(CutReason::Silence)));
+        assert_eq!(
+            end(Known { blocked_since: None, ..blocked }),
+            FOREVER,
+            "there is no more to send"
+        );
     }
 
     #[test]

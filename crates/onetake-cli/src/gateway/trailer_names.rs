@@ -57,9 +57,15 @@ fn is_protected(plans: &Plans, name: &HeaderName) -> bool {
         "tracestate",
         "upgrade",
         "x-api-key",
+        "x-http-method",
+        "x-http-method-override",
+        "x-method-override",
         "x-real-ip",
     ];
     names.contains(&folded.as_str())
         || families.iter().any(|family| folded.starts_with(family))
-        || plans.tenant_headers.iter().any(|known| is_alike(known.as_str(), name.as_str()))
+        || [&plans.tenant_headers, &plans.key_headers]
+            .into_iter()
+            .flatten()
+            .any(|known| is_alike(known.as_str(), name.as_str()))
 }

@@ -167,8 +167,9 @@ pub(super) fn life(life: &Value) -> String {
         0 => writeln!(out, "{:<24}  no replays by this node are known since its start", ""),
         count => writeln!(
             out,
-            "{:<24}  replayed {count} times by this node, the last time at {}",
+            "{:<24}  replayed {count} {} by this node, the last time at {}",
             "",
+            if count == 1 { "time" } else { "times" },
             moment(replays, "last_at")
         ),
     };

@@ -135,7 +135,7 @@ fn payments_on_redis_alone_are_refused_by_serve_and_check() {
     std::fs::write(&file, open).unwrap();
     let (code, said, _) = onetake(&["check", "--config", path], &[]);
     assert_eq!(code, 0, "{said}");
-    assert!(said.contains("every retry runs again") && said.contains("fine, 1 routes"), "{said}");
+    assert!(said.contains("every retry runs again") && said.contains("fine, 1 route\n"), "{said}");
 }
 
 #[test]

@@ -60,3 +60,23 @@ async fn idle_connections_end_after_the_configured_time() {
     client.post("/any/slow?ms=4500", "slow-and-not-idle-01").await;
     assert_eq!(client.response().await.unwrap().status(), 201);
 }
+
+/// A client that stops reading does not hold its request, and the upstream's connection, for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stops_reading_is_cut_off() {
+    const BYTES: usize = 32_000_000;
+    let upstream = Upstream::start().await.unwrap();
+    let limits = "[limits]\nsend_timeout = \"1s\"\n";
+    let gateway = InProcess::start(configuration(&upstream.url(), "", limits)).await;
+    let request =
+        format!("POST /any/large?bytes={BYTES} HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n10");
+    let mut silent = RawClient::connect(gateway.address()).await;
+    silent.write(&request).await;
+    let mut reading = RawClient::connect(gateway.address()).await;
+    reading.write(&request).await;
+    assert_eq!(reading.response().await.unwrap().body.len(), BYTES);
+    SystemClock.sleep(Duration::from_secs(4)).await;
+    // What the operating systems had in their buffers is still there.
+    let rest = silent.rest().await.len();
+    assert!(rest < BYTES / 2, "{rest} bytes");
+}

@@ -1,6 +1,6 @@
-//! Bodies of requests and responses on HTTP/2 connections to upstreams.
+//! Bodies of responses of upstreams, and of requests over HTTP/2.
 //!
-//! A stream has two directions, which end by themselves. If the client leaves, both must end: the
+//! An HTTP/2 stream has two directions, which end by themselves. If the client leaves, both must end: the
 //! response is dropped, and that cancels the request.
 
 use std::pin::Pin;
@@ -12,11 +12,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::task::AtomicWaker;
+use http::header::{HeaderMap, HeaderName, TRAILER};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use onetake_core::Clock;
 use onetake_http::BoxError;
 
+use super::http1::Http1Body;
 use super::http2::StreamPlace;
 
 /// The time for which a request may go on after its response has ended. Servers reset such a
@@ -55,6 +57,8 @@ impl Drop for CancelOnDrop {
 /// The body of a request that ends with an error if it is cancelled. The stream is then reset.
 pub(super) struct RequestStream<B> {
     body: B,
+    /// The trailers that may be sent.
+    trailer_names: Vec<HeaderName>,
     response: Arc<ResponseState>,
     clock: Arc<dyn Clock>,
     /// The end of [`AFTER_RESPONSE`].
@@ -62,10 +66,15 @@ pub(super) struct RequestStream<B> {
 }
 
 impl<B> RequestStream<B> {
-    pub(super) fn new(body: B, clock: Arc<dyn Clock>) -> (Self, CancelOnDrop) {
+    /// Creates the body of a request with these headers. Only trailers that `Trailer` names are
+    /// sent, as over HTTP/1.1: the edge has checked the names.
+    pub(super) fn new(headers: &HeaderMap, body: B, clock: Arc<dyn Clock>) -> (Self, CancelOnDrop) {
+        let values = headers.get_all(TRAILER).into_iter();
+        let names = values.flat_map(|value| value.to_str().unwrap_or_default().split(','));
+        let trailer_names = names.filter_map(|name| name.trim().parse().ok()).collect();
         let response = Arc::<ResponseState>::default();
         let cancel = CancelOnDrop(Arc::clone(&response));
-        (Self { body, response, clock, over: None }, cancel)
+        (Self { body, trailer_names, response, clock, over: None }, cancel)
     }
 
     pub(super) fn into_inner(self) -> B {
@@ -100,8 +109,21 @@ where
         if this.is_over(cx) {
             return Poll::Ready(Some(Err(h2::Error::from(h2::Reason::CANCEL).into())));
         }
-        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
-        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+        let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(cx)) else {
+            return Poll::Ready(None);
+        };
+        let frame = match frame.map_err(Into::into).map(Frame::into_trailers) {
+            Err(error) => Err(error),
+            Ok(Err(data)) => Ok(data),
+            Ok(Ok(mut trailers)) => {
+                let names: Vec<_> = trailers.keys().cloned().collect();
+                for name in names.iter().filter(|name| !this.trailer_names.contains(name)) {
+                    trailers.remove(name);
+                }
+                Ok(Frame::trailers(trailers))
+            }
+        };
+        Poll::Ready(Some(frame))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -114,21 +136,38 @@ where
 }
 
 /// The body of an upstream's response.
-pub(in super::super) struct UpstreamBody {
+pub(in super::super) struct UpstreamBody(Kind);
+
+enum Kind {
+    Http1(Http1Body),
+    /// The response to a request that asked for an upgrade.
+    Upgrade(Incoming),
+    Http2(Http2Body),
+}
+
+/// The body of a response over HTTP/2.
+struct Http2Body {
     incoming: Incoming,
-    /// The stream of an HTTP/2 connection.
+    /// `None` after the end.
     stream: Option<Box<(CancelOnDrop, StreamPlace)>>,
 }
 
 impl UpstreamBody {
-    pub(super) fn http1(incoming: Incoming) -> Self {
-        Self { incoming, stream: None }
+    pub(super) fn http1(body: Http1Body) -> Self {
+        Self(Kind::Http1(body))
+    }
+
+    pub(super) fn upgrade(incoming: Incoming) -> Self {
+        Self(Kind::Upgrade(incoming))
     }
 
     pub(super) fn http2(incoming: Incoming, cancel: CancelOnDrop, place: StreamPlace) -> Self {
-        Self { incoming, stream: Some(Box::new((cancel, place))) }
+        let stream = Some(Box::new((cancel, place)));
+        Self(Kind::Http2(Http2Body { incoming, stream }))
     }
+}
 
+impl Http2Body {
     /// Notes the end of the response. The request may go on for a while.
     fn end(&mut self) {
         if let Some(stream) = self.stream.take() {
@@ -139,30 +178,44 @@ impl UpstreamBody {
 
 impl Body for UpstreamBody {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let this = self.get_mut();
-        let frame = ready!(Pin::new(&mut this.incoming).poll_frame(cx));
-        if this.stream.is_some() && (frame.is_none() || this.incoming.is_end_stream()) {
-            this.end();
-        }
-        Poll::Ready(frame)
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = match &mut self.get_mut().0 {
+            Kind::Http1(body) => return Pin::new(body).poll_frame(cx),
+            Kind::Upgrade(incoming) => ready!(Pin::new(incoming).poll_frame(cx)),
+            Kind::Http2(body) => {
+                let frame = ready!(Pin::new(&mut body.incoming).poll_frame(cx));
+                if frame.is_none() || body.incoming.is_end_stream() {
+                    body.end();
+                }
+                frame
+            }
+        };
+        Poll::Ready(frame.map(|frame| frame.map_err(BoxError::from)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        match &self.0 {
+            Kind::Http1(body) => body.is_end_stream(),
+            Kind::Upgrade(incoming) => incoming.is_end_stream(),
+            Kind::Http2(body) => body.incoming.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        match &self.0 {
+            Kind::Http1(body) => body.size_hint(),
+            Kind::Upgrade(incoming) => incoming.size_hint(),
+            Kind::Http2(body) => body.incoming.size_hint(),
+        }
     }
 }
 
-impl Drop for UpstreamBody {
+impl Drop for Http2Body {
     fn drop(&mut self) {
         if self.incoming.is_end_stream() {
             self.end();

@@ -16,13 +16,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::HOST;
+use futures_util::task::AtomicWaker;
+use http::header::{CONNECTION, HOST, HeaderValue, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri, Version};
 use hyper::body::Body;
-use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper::client::conn::http2::{self, Builder, SendRequest};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::sync::OwnedMutexGuard;
 
 use onetake_core::Clock;
 use onetake_core::clock::micros;
@@ -35,6 +37,11 @@ use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
 
 /// Maximum number of requests at once on one connection, or fewer if the upstream says so.
 const STREAMS_MAX: usize = 100;
+/// The same until the settings of the upstream have arrived. A stream above its limit could be
+/// reset with an error that does not say whether the request was handled.
+const STREAMS_BEFORE_SETTINGS_MAX: usize = 1;
+/// How long requests wait for the settings of a new connection. Then they open another one.
+const SETTINGS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of connections to one upstream, for each core.
 const CONNECTIONS_MAX: usize = 64;
 /// Bytes of a response that wait for a slow client, for each stream. The upstream stops there.
@@ -90,8 +97,9 @@ pub(super) struct Http2<B> {
 /// The connections to one upstream.
 struct Pool<B> {
     connections: Mutex<Vec<Connection<B>>>,
-    /// Held while a connection is opened, so that others wait for it instead of opening their own.
-    opening: tokio::sync::Mutex<()>,
+    /// Held from the opening of a connection until its settings have arrived, so that others wait
+    /// for it instead of opening their own.
+    opening: Arc<tokio::sync::Mutex<()>>,
     /// False if the upstream was last seen to speak HTTP/1.1.
     speaks_http2: AtomicBool,
 }
@@ -112,8 +120,10 @@ pub(super) struct Load {
     /// When it was opened and when its last stream ended, in microseconds of the monotonic clock.
     opened: u64,
     idle_since: AtomicU64,
-    /// When something arrived last, in microseconds of the monotonic clock.
+    /// When something arrived last, in microseconds of the monotonic clock. 0 if nothing has.
     last_read: AtomicU64,
+    /// Waits for the first read.
+    first_read: AtomicWaker,
     is_retired: AtomicBool,
     clock: Arc<dyn Clock>,
 }
@@ -211,7 +221,7 @@ where
             };
             let again = copied(&request);
             let (parts, body) = request.into_parts();
-            let (body, cancel) = RequestStream::new(body, Arc::clone(&self.clock));
+            let (body, cancel) = RequestStream::new(&parts.headers, body, Arc::clone(&self.clock));
             *evidence = Evidence::taken_by(&first_message);
             let sending = sender.try_send_request(Request::from_parts(parts, body));
             let mut waiting = Waiting::new(&place.0);
@@ -245,7 +255,7 @@ where
         }
         let pool = Arc::new(Pool {
             connections: Mutex::default(),
-            opening: tokio::sync::Mutex::default(),
+            opening: Arc::default(),
             speaks_http2: AtomicBool::new(true),
         });
         pools.insert(upstream.clone(), Arc::clone(&pool));
@@ -259,7 +269,7 @@ where
         pool: &Arc<Pool<B>>,
         upstream: &Uri,
     ) -> Result<Option<Taken<B>>, NoResponse> {
-        let _turn = pool.opening.lock().await;
+        let turn = Arc::clone(&pool.opening).lock_owned().await;
         if let Some(taken) = pool.take(&*self.clock) {
             return Ok(Some(taken));
         }
@@ -277,31 +287,38 @@ where
             pool.speaks_http2.store(false, Ordering::Relaxed);
             return Ok(None);
         }
-        self.add(pool, upstream, stream).await?;
-        Ok(pool.take(&*self.clock))
+        self.add(pool, upstream, stream, Some(turn)).await.map(Some)
     }
 
     /// Adds a connection that was opened for HTTP/1.1 or HTTP/2, and turned out to speak HTTP/2.
     pub(super) async fn adopt(&self, upstream: &Uri, stream: Stream) -> Result<(), NoResponse> {
         let pool = self.pool(upstream);
         pool.speaks_http2.store(true, Ordering::Relaxed);
-        self.add(&pool, upstream, stream).await
+        if pool.lock().len() < CONNECTIONS_MAX {
+            let turn = Arc::clone(&pool.opening).try_lock_owned().ok();
+            self.add(&pool, upstream, stream, turn).await?;
+        }
+        Ok(())
     }
 
+    /// Adds a connection, and takes a place on it. The turn ends when the upstream's settings have
+    /// arrived.
     async fn add(
         &self,
         pool: &Arc<Pool<B>>,
         upstream: &Uri,
         stream: Stream,
-    ) -> Result<(), NoResponse> {
+        turn: Option<OwnedMutexGuard<()>>,
+    ) -> Result<Taken<B>, NoResponse> {
         let first_message = stream.opening();
         let now = micros(self.clock.monotonic());
         let load = Arc::new(Load {
-            streams: AtomicUsize::new(0),
-            streams_max: AtomicUsize::new(STREAMS_MAX),
+            streams: AtomicUsize::new(1),
+            streams_max: AtomicUsize::new(STREAMS_BEFORE_SETTINGS_MAX),
             opened: now,
             idle_since: AtomicU64::new(now),
-            last_read: AtomicU64::new(now),
+            last_read: AtomicU64::new(0),
+            first_read: AtomicWaker::new(),
             is_retired: AtomicBool::new(false),
             clock: Arc::clone(&self.clock),
         });
@@ -310,32 +327,50 @@ where
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .initial_max_send_streams(STREAMS_MAX)
+            .initial_max_send_streams(STREAMS_BEFORE_SETTINGS_MAX)
             .keep_alive_interval(self.ping_interval)
             .keep_alive_timeout(PING_TIMEOUT)
             .handshake(io)
             .await;
         let (sender, connection) = handshake.map_err(|_| NoResponse)?;
-        let known = Arc::clone(&load);
-        tokio::spawn(async move {
-            let mut connection = pin!(connection);
-            let ended = poll_fn(|cx| {
-                let polled = connection.as_mut().poll(cx);
-                let allowed = connection.current_max_send_streams();
-                known.streams_max.store(allowed.min(STREAMS_MAX), Ordering::Relaxed);
-                polled
-            });
-            if let Err(error) = ended.await {
-                tracing::debug!(%error, "a connection to an upstream ended with an error");
-            }
-        });
+        tokio::spawn(drive(connection, Arc::clone(&load), turn));
         self.census.add(upstream, &load);
+        let place = StreamPlace(Arc::clone(&load));
+        let taken = (sender.clone(), first_message.clone(), place);
         let mut connections = pool.lock();
         connections.push(Connection { sender, load, first_message });
         if connections.len() == 1 {
             tokio::spawn(close_old(Arc::clone(pool), Arc::clone(&self.clock)));
         }
-        Ok(())
+        Ok(taken)
+    }
+}
+
+/// Runs a connection to its end. Notes how many streams the upstream allows, and ends the turn of
+/// its opening when that is known or takes too long.
+async fn drive<B>(
+    connection: http2::Connection<TimedReads, RequestStream<B>, TokioExecutor>,
+    load: Arc<Load>,
+    mut turn: Option<OwnedMutexGuard<()>>,
+) where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
+{
+    let mut connection = pin!(connection);
+    let mut settings_timeout = pin!(load.clock.sleep(SETTINGS_TIMEOUT));
+    let ended = poll_fn(|cx| {
+        // Settings are the first frame of an upstream. Another task reads them.
+        load.first_read.register(cx.waker());
+        let polled = connection.as_mut().poll(cx);
+        let allowed = connection.current_max_send_streams();
+        load.streams_max.store(allowed.min(STREAMS_MAX), Ordering::Relaxed);
+        let has_settings = load.last_read.load(Ordering::Acquire) > 0;
+        if turn.is_some() && (has_settings || settings_timeout.as_mut().poll(cx).is_ready()) {
+            turn = None;
+        }
+        polled
+    });
+    if let Err(error) = ended.await {
+        tracing::debug!(%error, "a connection to an upstream ended with an error");
     }
 }
 
@@ -351,11 +386,9 @@ impl<B> Pool<B> {
         let mut connections = self.lock();
         remove_old(&mut connections, clock.monotonic());
         let load = |connection: &&Connection<B>| connection.load.streams.load(Ordering::Acquire);
-        let connection = connections.iter().min_by_key(load)?;
-        let is_full = load(&connection) >= connection.load.streams_max.load(Ordering::Relaxed);
-        if is_full {
-            return None;
-        }
+        let has_place =
+            |connection: &&Connection<B>| load(connection) < connection.load.streams_max();
+        let connection = connections.iter().filter(has_place).min_by_key(load)?;
         connection.load.streams.fetch_add(1, Ordering::AcqRel);
         let place = StreamPlace(Arc::clone(&connection.load));
         Some((connection.sender.clone(), connection.first_message.clone(), place))
@@ -397,8 +430,12 @@ fn was_not_handled(error: &hyper::Error) -> bool {
     error.is_remote() && (error.is_go_away() || is_refused)
 }
 
-/// Moves the host of a request into its target.
+/// Moves the host of a request into its target, and removes `Connection: te`.
+///
+/// HTTP/2 has no `Connection`, and hyper drops the headers that it names. gRPC servers in C++,
+/// Python and other languages refuse calls without `TE: trailers`.
 fn addressed<B>(upstream: &Uri, mut request: Request<B>) -> Request<B> {
+    request.headers_mut().remove(CONNECTION);
     let host = request.headers_mut().remove(HOST);
     let host = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     let mut target = std::mem::take(request.uri_mut()).into_parts();
@@ -420,6 +457,9 @@ fn readdressed<B>(mut request: Request<B>) -> Request<B> {
         && let Ok(host) = host.as_str().parse()
     {
         request.headers_mut().insert(HOST, host);
+    }
+    if request.headers().contains_key(TE) {
+        request.headers_mut().insert(CONNECTION, HeaderValue::from_static("te"));
     }
     *request.uri_mut() = target.path_and_query.map(Uri::from).unwrap_or_default();
     *request.version_mut() = Version::HTTP_11;
@@ -450,8 +490,10 @@ impl Read for TimedReads {
     ) -> Poll<std::io::Result<()>> {
         let read = Pin::new(&mut self.io).poll_read(cx, into);
         if read.is_ready() {
-            let now = micros(self.load.clock.monotonic());
-            self.load.last_read.store(now, Ordering::Relaxed);
+            let now = micros(self.load.clock.monotonic()).max(1);
+            if self.load.last_read.swap(now, Ordering::AcqRel) == 0 {
+                self.load.first_read.wake();
+            }
         }
         read
     }

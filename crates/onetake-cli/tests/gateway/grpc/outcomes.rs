@@ -1,4 +1,4 @@
-//! What becomes of a keyed call, by its code.
+//! Outcomes of keyed calls, by their code.
 
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
@@ -19,7 +19,7 @@ async fn on_the_embedded_store() {
     cases(&format!("embedded:{}", folder.path().join("data").display())).await;
 }
 
-/// What a retry does after each code.
+/// The effect of a retry after each code.
 #[derive(Debug, PartialEq)]
 enum Retry {
     Replays,
@@ -89,6 +89,21 @@ async fn an_upstream_that_refuses_lets_the_retry_run() {
     let service = GrpcService::start_on(address).await.unwrap();
     let again = world.call("Charge").key(key).send().await.unwrap();
     assert_eq!((again.code(), service.runs(key)), (Some(0), 1), "{again:?}");
+}
+
+/// gRPC servers in C++, Python and other languages refuse calls without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_upstream_gets_te_trailers() {
+    let world = GrpcWorld::start("memory:", "").await;
+    let keyed = world.call("Charge").key("grpc-with-te-trailers").send().await.unwrap();
+    let other = world.client.call("/other.v1.Other/Charge").with("x-case", "no key");
+    let other = other.send().await.unwrap();
+    assert_eq!((keyed.code(), other.code()), (Some(0), Some(0)), "{keyed:?} {other:?}");
+    for case in ["grpc-with-te-trailers", "no key"] {
+        let headers = world.service.headers(case);
+        assert_eq!(headers.get("te").unwrap(), "trailers", "{case}");
+        assert!(!headers.contains_key("connection"), "{case}");
+    }
 }
 
 /// The upstream speaks HTTP/2, and its URL says otherwise.

@@ -3,11 +3,15 @@
 use std::net::SocketAddr;
 
 use onetake_sim::client::Client;
+use onetake_sim::grpc::cases::until;
 use onetake_sim::grpc::service::GrpcService;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 use super::GrpcWorld;
+
+/// The most connections to one upstream, for each core.
+const CONNECTIONS_MAX: usize = 64;
 
 /// A metric of the upstream at an address.
 async fn metric(world: &GrpcWorld, name: &str, upstream: SocketAddr) -> usize {
@@ -16,6 +20,37 @@ async fn metric(world: &GrpcWorld, name: &str, upstream: SocketAddr) -> usize {
     let upstream = format!("upstream=\"{upstream}\"");
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(&upstream));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<usize>().unwrap()).sum()
+}
+
+/// The calls of one client connection are all on one core, and so are their upstream connections.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_beyond_the_limit_of_connections_are_refused_and_counted() {
+    let service = GrpcService::start_with_streams_max(1).await.unwrap();
+    let upstream = service.address();
+    let world = GrpcWorld::in_front_of(service.clone(), &service.url(), "memory:", "").await;
+    // At once: no connection gets a second call before its limit is known.
+    let key = |nth| format!("grpc-beyond-the-limit-{nth:03}");
+    let held: Vec<_> = (0..CONNECTIONS_MAX)
+        .map(|nth| tokio::spawn(world.call("Hold").key(&key(nth)).send()))
+        .collect();
+    until("all run", || (0..CONNECTIONS_MAX).all(|nth| service.runs(&key(nth)) == 1)).await;
+    let metric = |name: &'static str| metric(&world, name, upstream);
+    assert_eq!(metric("onetake_upstream_http2_refused_total").await, 0);
+    let last = "grpc-beyond-the-limit-last";
+    let refused = world.call("Charge").key(last).send().await.unwrap();
+    assert_eq!((refused.code(), refused.tells("upstream_unreachable")), (Some(14), true));
+    assert_eq!(service.runs(last), 0);
+    assert_eq!(metric("onetake_upstream_http2_connections").await, CONNECTIONS_MAX);
+    assert_eq!(metric("onetake_upstream_http2_streams{").await, CONNECTIONS_MAX);
+    assert_eq!(metric("onetake_upstream_http2_streams_allowed").await, CONNECTIONS_MAX);
+    assert_eq!(metric("onetake_upstream_http2_refused_total").await, 1);
+    for (nth, call) in held.into_iter().enumerate() {
+        service.open(&key(nth));
+        assert_eq!(call.await.unwrap().unwrap().code(), Some(0));
+    }
+    // The key was released.
+    assert_eq!(world.call("Charge").key(last).send().await.unwrap().code(), Some(0));
+    assert_eq!(metric("onetake_upstream_http2_streams{").await, 0);
 }
 
 /// An upstream that refuses every stream.

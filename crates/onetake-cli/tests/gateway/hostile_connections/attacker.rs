@@ -2,16 +2,18 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use h2::client::{self, ResponseFuture, SendRequest};
-use h2::{Reason, SendStream};
-use http::Request;
+use h2::{Reason, RecvStream, SendStream};
+use http::{Request, Response};
 use onetake_core::{Clock, SystemClock};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 
 /// The pause before a stream that was refused is opened again.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -90,5 +92,54 @@ impl Drop for Attacker {
         for body in &mut self.bodies {
             body.send_reset(Reason::CANCEL);
         }
+    }
+}
+
+/// A key, and the response with its unread body.
+type Answered = (String, Response<RecvStream>);
+
+/// An HTTP/2 connection that sends keyed requests, and reads the heads of the responses alone.
+pub(super) struct SilentReader {
+    responses: Arc<Mutex<Vec<Answered>>>,
+    _reading: JoinSet<()>,
+}
+
+impl SilentReader {
+    /// Connects, and sends this number of requests.
+    pub(super) async fn start(address: SocketAddr, path: &str, requests: usize) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let mut builder = client::Builder::new();
+        builder.initial_window_size(1);
+        let (connection, driver) = builder.handshake::<_, Bytes>(stream).await.unwrap();
+        let responses = Arc::new(Mutex::new(Vec::new()));
+        let mut reading = JoinSet::new();
+        reading.spawn(async move { drop(driver.await) });
+        for _ in 0..requests {
+            let key = format!("a-silent-reader-{:08}", NUMBER.fetch_add(1, Ordering::Relaxed));
+            let request = Request::post(format!("http://a.test{path}"))
+                .header("authorization", "Bearer alice")
+                .header("idempotency-key", &key)
+                .header("x-case", &key);
+            let mut ready = connection.clone().ready().await.unwrap();
+            let (response, _) = ready.send_request(request.body(()).unwrap(), true).unwrap();
+            let responses = Arc::clone(&responses);
+            reading.spawn(async move {
+                let response = response.await.unwrap();
+                responses.lock().unwrap().push((key, response));
+            });
+        }
+        Self { responses, _reading: reading }
+    }
+
+    /// The number of responses.
+    pub(super) fn answered(&self) -> usize {
+        self.responses.lock().unwrap().len()
+    }
+
+    /// The keys that were refused.
+    pub(super) fn refused(&self) -> Vec<String> {
+        let responses = self.responses.lock().unwrap();
+        let refused = responses.iter().filter(|(_, response)| response.status() == 503);
+        refused.map(|(key, _)| key.clone()).collect()
     }
 }

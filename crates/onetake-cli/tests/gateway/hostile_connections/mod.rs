@@ -18,7 +18,7 @@ use onetake_sim::upstream::Upstream;
 use tokio::task::JoinSet;
 
 use crate::common::process::Process;
-use attacker::{Attack, Attacker};
+use attacker::{Attack, Attacker, SilentReader};
 
 /// A limit of open files that many systems have.
 const FILES_MAX: usize = 1_024;
@@ -111,6 +111,14 @@ async fn a_store_without_free_files_waits_for_them() {
         world.gateway.logs.lock().unwrap().contains("the store waits with its writes")
     })
     .await;
+    let refused = world.charge("without-a-free-file-last").await;
+    assert_eq!(
+        (refused.status(), refused.code().as_str()),
+        (503, "idempotency_store_unavailable"),
+        "{}",
+        refused.text()
+    );
+    assert_eq!(world.upstream.runs("without-a-free-file-last"), 0);
     drop(idle);
     until("the store works again", async || {
         number += 1;
@@ -184,6 +192,52 @@ async fn waiting_requests_take_the_configured_memory_and_no_more() {
     assert!(statuses.iter().filter(|status| **status == 201).count() >= 30);
     assert_eq!(world.upstream.runs(KEY), 1);
     assert_eq!(world.gateway.metric("onetake_body_memory_bytes").await, 0.0);
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// Clients that let their operations run, and never read the responses. A response that is not
+/// shown is recorded nevertheless.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn responses_that_nobody_reads_take_the_configured_memory_and_no_more() {
+    const RESPONSES: usize = 128;
+    let options = "[limits]\nmax_response_memory = \"16MiB\"\nmax_store_memory = \"8MiB\"\n";
+    let mut world = World::start(options).await;
+    let before = world.gateway.memory_peak();
+    let address = world.gateway.address;
+    let clients =
+        (0..4).map(|_| SilentReader::start(address, "/any/large?bytes=900000", RESPONSES));
+    let clients = join_all(clients).await;
+    let refused = "onetake_overloaded_total{reason=\"response_memory\"}";
+    until("the memory is used up", async || world.gateway.metric(refused).await >= 100.0).await;
+    let taken = world.gateway.metric("onetake_response_memory_bytes").await;
+    assert!(taken > 1e6 && taken <= f64::from(16 << 20), "{taken} bytes");
+    let large = world.gateway.client.post("/any/large?bytes=900000").key("an-honest-client-0002");
+    let large = large.send().await.unwrap();
+    assert_eq!((large.status(), large.body.len()), (200, 900_000), "{}", large.code());
+    assert_eq!(world.charge("an-honest-client-0003").await.status(), 201);
+    until("all are answered", async || {
+        clients.iter().map(SilentReader::answered).sum::<usize>() == 4 * RESPONSES
+    })
+    .await;
+    let grown = world.gateway.memory_peak() - before;
+    assert!(grown < 350 << 20, "{} MiB", grown >> 20);
+    let unseen: Vec<_> = clients.iter().flat_map(SilentReader::refused).collect();
+    assert!(unseen.len() >= 100, "{}", unseen.len());
+    drop(clients);
+    until("the memory is free", async || {
+        world.gateway.metric("onetake_response_memory_bytes").await == 0.0
+    })
+    .await;
+    // Some were refused before they ran. The others have their outcome.
+    let mut replays = 0;
+    for key in unseen.iter().take(40) {
+        let retry = world.gateway.client.post("/any/large?bytes=900000").key(key);
+        let retry = retry.body("").send().await.unwrap();
+        assert_eq!((retry.status(), retry.body.len()), (200, 900_000), "{key}: {}", retry.code());
+        assert_eq!(world.upstream.runs(key), 1, "{key}");
+        replays += usize::from(retry.is_replay());
+    }
+    assert!(replays > 0);
     assert!(world.gateway.terminate().await.success());
 }
 

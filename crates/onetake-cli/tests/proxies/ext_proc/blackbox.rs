@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use onetake_sim::blackbox::{self, Capabilities, Target};
-use onetake_sim::servers::{ProxyProgram, ProxyServer};
+use onetake_sim::servers::ProxyServer;
 
-use super::{envoy_file, processor, with};
+use super::{envoy, processor, with};
 use crate::common::migrated_postgres;
 
 /// The cases that do not apply, with the reason.
@@ -45,8 +45,7 @@ async fn start(configuration: String, store: &str) -> BehindEnvoy {
     let sent = format!("in_flight = \"async\"\nupstream = \"http://{upstream}\"");
     let routes = with(routes, "in_flight = \"async\"", &sent);
     let processor = processor(&format!("# {routes}"), store, |store| store).await;
-    let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| {
-        let file = envoy_file(port, upstream, processor.address());
+    let envoy = envoy(upstream, processor.address(), |file| {
         // The suite names tenants itself, and has an upstream that is down.
         let file = with(&file, "remove: x-account", "remove: x-nobody");
         let file = with(&file, "message_timeout: 40s", "message_timeout: 400s");

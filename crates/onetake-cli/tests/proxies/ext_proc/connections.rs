@@ -5,11 +5,8 @@ use std::time::Duration;
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
 use onetake_core::{Clock, SystemClock};
-use onetake_sim::client::Client;
-use onetake_sim::servers::{ProxyProgram, ProxyServer};
-use onetake_sim::upstream::Upstream;
 
-use super::{World, envoy_file, with};
+use super::{World, with};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_connects_with_tls() {
@@ -27,7 +24,6 @@ async fn envoy_connects_with_tls() {
     );
     let config = config::load_ext_proc(Some(&text), "t", std::iter::empty(), Overrides::default());
     let processor = Gateway::start_ext_proc(config.unwrap(), |store| store).await.unwrap();
-    let upstream = Upstream::start().await.unwrap();
     let context = format!(
         "    transport_socket:\n      name: envoy.transport_sockets.tls\n      typed_config:\n        \
          \"@type\": type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext\n        \
@@ -35,14 +31,12 @@ async fn envoy_connects_with_tls() {
          validation_context: {{ trusted_ca: {{ filename: {} }} }}\n    circuit_breakers:",
         file("cert.pem")
     );
-    let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| {
-        let file = envoy_file(port, upstream.address(), processor.address());
-        with(&file, "    circuit_breakers:", &context)
-    })
-    .await;
-    let call = || Client::new(envoy.address()).post("/any/charge").key("over-tls-000000001").send();
+    let address = processor.address();
+    let change = |file: String| with(&file, "    circuit_breakers:", &context);
+    let world = World::around(processor, address, change).await;
+    let call = || world.client.post("/any/charge").key("over-tls-000000001").send();
     let first = call().await.unwrap();
-    assert_eq!(first.status(), 201, "{} {}", first.text(), envoy.log());
+    assert_eq!(first.status(), 201, "{} {}", first.text(), world.envoy.log());
     assert!(call().await.unwrap().is_replay());
 }
 

@@ -16,25 +16,13 @@ use onetake_sim::grpc::cases::{self, BrokenResponse, Calls, PATH, until};
 use onetake_sim::grpc::client::{GrpcCall, GrpcClient, GrpcReply};
 use onetake_sim::grpc::framed;
 use onetake_sim::grpc::service::GrpcService;
-use onetake_sim::servers::{ProxyProgram, ProxyServer};
+use onetake_sim::servers::ProxyServer;
 use tokio::sync::mpsc;
 
 use super::faults::Held;
-use super::kills::Process;
-use super::{envoy_file, processor, with};
+use super::{envoy, processor, with};
 use crate::common::grpc_world::ROUTES;
 use crate::common::migrated_postgres;
-
-/// The example's Envoy in front of a gRPC service.
-pub(super) fn grpc_file(
-    port: u16,
-    service: &GrpcService,
-    processor: std::net::SocketAddr,
-) -> String {
-    let nothing = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
-    let file = envoy_file(port, nothing, processor);
-    with(&file, "port_value: 50051", &format!("port_value: {}", service.address().port()))
-}
 
 /// A route whose calls can have a key in their message.
 const OPTIONAL: &str = r#"
@@ -63,10 +51,7 @@ impl World {
         let service = GrpcService::start().await.unwrap();
         let routes = format!("{}{ROUTES}{OPTIONAL}", cases::ROUTES);
         let processor = processor(&routes, store, decorate).await;
-        let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| {
-            change(grpc_file(port, &service, processor.address()))
-        });
-        let envoy = envoy.await;
+        let envoy = envoy(service.address(), processor.address(), change).await;
         let client = GrpcClient::connect(envoy.address()).await.unwrap();
         Self { envoy, _processor: processor, calls: Calls { client, service } }
     }
@@ -352,47 +337,4 @@ async fn a_filter_without_the_modes_for_calls_gets_nothing_through() {
         let unkeyed = world.call("Charge").with("x-case", "unkeyed").send().await.unwrap();
         assert_eq!((unkeyed.code(), world.runs("unkeyed")), (Some(0), 1), "{unkeyed:?}");
     }
-}
-
-/// A processor that hangs is noticed by the pings of its connection, although calls in full duplex
-/// have no `message_timeout`. A processor that died is noticed at once.
-#[tokio::test(flavor = "multi_thread")]
-async fn nothing_runs_while_the_processor_is_dead_or_hangs() {
-    let service = GrpcService::start().await.unwrap();
-    let mut processor = Process::start().await;
-    let at = ([127, 0, 0, 1], processor.port()).into();
-    let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| grpc_file(port, &service, at));
-    let envoy = envoy.await;
-    let client = GrpcClient::connect(envoy.address()).await.unwrap();
-    let hold = |key: &str| client.call("/other.v1.Payments/Hold").key(key).send();
-    let charge = |key: &str| client.call(&format!("{PATH}/Charge")).key(key).send();
-    let key = "grpc-processor-hangs-1";
-    processor.signal("STOP");
-    let refused = charge(key).await.unwrap();
-    assert!(refused.code().is_some_and(|code| code != 0), "{refused:?}");
-    processor.signal("CONT");
-    assert_eq!(service.runs(key), 0);
-    let key = "grpc-processor-dies-01";
-    let running = tokio::spawn(hold(key));
-    until("it runs", || service.runs(key) == 1).await;
-    processor.kill();
-    let lost = running.await.unwrap();
-    assert!(lost.as_ref().map_or(true, |reply| reply.code() != Some(0)), "{lost:?}");
-    let unkeyed = client.call(&format!("{PATH}/Charge")).with("x-case", "unkeyed").send().await;
-    assert_ne!(unkeyed.unwrap().code(), Some(0));
-    assert_eq!(service.runs("unkeyed"), 0);
-    processor.restart().await;
-    let end = SystemClock.monotonic() + Duration::from_secs(60);
-    loop {
-        let again = hold(key).await.unwrap();
-        if again.code() == Some(13) && again.tells("previous_attempt_failed") {
-            break;
-        }
-        assert!(SystemClock.monotonic() < end, "{again:?}");
-        SystemClock.sleep(Duration::from_millis(50)).await;
-    }
-    assert_eq!(
-        (service.runs(key), charge("grpc-after-the-kill-01").await.unwrap().code()),
-        (1, Some(0))
-    );
 }

@@ -1,6 +1,7 @@
 //! Kills of the processor and of Envoy, and drains of both.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,12 +10,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::Client;
-use onetake_sim::servers::{Child, ProxyProgram, ProxyServer, free_port, until};
-use onetake_sim::upstream::Upstream;
+use onetake_sim::servers::{Child, free_port, until};
 
-use super::{envoy_file, with};
+use super::with;
 
-/// A processor as a process, on the embedded store of a folder. It is killed when it is dropped.
+/// A processor as a process. It is killed when it is dropped.
 pub(super) struct Process {
     child: Option<Child>,
     folder: tempfile::TempDir,
@@ -23,13 +23,22 @@ pub(super) struct Process {
 
 impl Process {
     pub(super) async fn start() -> Self {
+        Self::start_on("embedded:data", "").await
+    }
+
+    /// Starts it on a store, with routes. A relative folder of the store is below that of the
+    /// process.
+    pub(super) async fn start_on(store: &str, routes: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
+        let store = match store.strip_prefix("embedded:") {
+            Some(data) => format!("embedded:{}", folder.path().join(data).display()),
+            None => store.to_owned(),
+        };
         let text = format!(
             "[ext_proc]\nlisten = \"127.0.0.1:{port}\"\n[admin]\nlisten = \"127.0.0.1:{}\"\n\
-             [store]\nurl = \"embedded:{}\"\n",
-            free_port(),
-            folder.path().join("data").display()
+             [store]\nurl = \"{store}\"\n{routes}",
+            free_port()
         );
         std::fs::write(folder.path().join("onetake.toml"), text).unwrap();
         let mut process = Self { child: None, folder, port };
@@ -55,9 +64,9 @@ impl Process {
         self.child.as_ref().unwrap().signal(name);
     }
 
-    /// Its port, also after a restart.
-    pub(super) fn port(&self) -> u16 {
-        self.port
+    /// Its address, also after a restart.
+    pub(super) fn address(&self) -> SocketAddr {
+        ([127, 0, 0, 1], self.port).into()
     }
 
     fn log(&self) -> String {
@@ -69,30 +78,20 @@ fn read(file: &Path) -> String {
     std::fs::read_to_string(file).unwrap_or_default()
 }
 
-struct World {
-    processor: Process,
-    envoy: ProxyServer,
-    upstream: Upstream,
-    client: Client,
-}
+type World = super::World<Process>;
 
 impl World {
-    async fn start(change: impl FnOnce(String) -> String) -> Self {
-        let (processor, upstream) = (Process::start().await, Upstream::start().await.unwrap());
-        let at = ([127, 0, 0, 1], processor.port).into();
-        let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| {
-            change(envoy_file(port, upstream.address(), at))
-        });
-        let envoy = envoy.await;
-        let client = Client::new(envoy.address());
-        Self { processor, envoy, upstream, client }
+    async fn start_process(change: impl FnOnce(String) -> String) -> Self {
+        let processor = Process::start().await;
+        let address = processor.address();
+        Self::around(processor, address, change).await
     }
 }
 
 /// `failure_mode_allow: false`: nothing passes without the processor.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_runs_while_the_processor_is_dead() {
-    let mut world = World::start(|file| file).await;
+    let mut world = World::start_process(|file| file).await;
     let client = world.client.clone();
     let key = "processor-dies-000001";
     let running = tokio::spawn(client.post("/any/gate").key(key).send());
@@ -110,7 +109,7 @@ async fn nothing_runs_while_the_processor_is_dead() {
     let runs = |case: &str| world.upstream.runs(case);
     assert_eq!((runs("processor-dead-000001"), runs("unkeyed"), runs("get")), (0, 0, 0));
     world.processor.restart().await;
-    // Its attempt was running: nobody knows what became of it.
+    // Its attempt was running, so its outcome is unknown.
     until("the processor is used again", async || {
         let retry = client.post("/any/gate").key(key).send().await.unwrap();
         retry.code() == "previous_attempt_failed"
@@ -178,7 +177,7 @@ async fn under_load(world: &mut World, mut disturb: impl AsyncFnMut(&mut World))
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_of_the_processor_lose_and_repeat_nothing() {
-    let mut world = World::start(|file| file).await;
+    let mut world = World::start_process(|file| file).await;
     under_load(&mut world, async |world: &mut World| {
         world.processor.kill();
         world.processor.restart().await;
@@ -188,7 +187,7 @@ async fn kills_of_the_processor_lose_and_repeat_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn kills_of_envoy_lose_and_repeat_nothing() {
-    let mut world = World::start(|file| file).await;
+    let mut world = World::start_process(|file| file).await;
     under_load(&mut world, async |world: &mut World| {
         world.envoy.kill();
         world.envoy.restart().await;
@@ -199,7 +198,7 @@ async fn kills_of_envoy_lose_and_repeat_nothing() {
 /// SIGTERM: the processor finishes the requests that it has, and then ends.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_processor_that_drains_finishes_its_requests() {
-    let world = World::start(|file| file).await;
+    let world = World::start_process(|file| file).await;
     let key = "processor-drains-0001";
     let running = tokio::spawn(world.client.post("/any/gate").key(key).send());
     world.upstream.ran(key, 1).await;
@@ -217,7 +216,7 @@ async fn a_processor_that_drains_finishes_its_requests() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_envoy_that_drains_finishes_its_requests() {
     let admin = free_port();
-    let world = World::start(|file| {
+    let world = World::start_process(|file| {
         let admin = format!(
             "admin: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {admin} }} }} }}\nstatic_resources:"
         );

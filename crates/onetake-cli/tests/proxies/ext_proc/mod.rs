@@ -1,9 +1,11 @@
 //! onetake as an external processor of a real Envoy, with the configuration of the example.
 
+mod accepted_202;
 mod blackbox;
 mod connections;
 mod faults;
 mod grpc;
+mod grpc_kills;
 mod kills;
 mod requests;
 
@@ -21,11 +23,28 @@ use onetake_sim::upstream::Upstream;
 /// The file that the documentation describes.
 const EXAMPLE: &str = include_str!("../../../../../examples/envoy-ext-proc.yaml");
 
-/// The example, with addresses of a test.
+/// The example, with addresses of a test. The upstream speaks HTTP or gRPC.
 pub(crate) fn envoy_file(port: u16, upstream: SocketAddr, processor: SocketAddr) -> String {
-    let text = EXAMPLE.replace("port_value: 10000", &format!("port_value: {port}"));
-    let text = text.replace("port_value: 3000", &format!("port_value: {}", upstream.port()));
-    text.replace("port_value: 9002", &format!("port_value: {}", processor.port()))
+    // A port of the system's choice may be 50051, but none of the others.
+    let ports = [
+        (50051, upstream.port()),
+        (3000, upstream.port()),
+        (10000, port),
+        (9002, processor.port()),
+    ];
+    ports.iter().fold(EXAMPLE.to_owned(), |file, (example, port)| {
+        with(&file, &format!("port_value: {example} "), &format!("port_value: {port} "))
+    })
+}
+
+/// Starts Envoy with the example. `change` changes the file.
+pub(crate) async fn envoy(
+    upstream: SocketAddr,
+    processor: SocketAddr,
+    change: impl FnOnce(String) -> String,
+) -> ProxyServer {
+    let file = |port, _: &str| change(envoy_file(port, upstream, processor));
+    ProxyServer::start(ProxyProgram::Envoy, file).await
 }
 
 /// Replaces a text of a file. Panics if the file does not have it.
@@ -50,12 +69,26 @@ pub(crate) async fn processor(
     Gateway::start_ext_proc(config, decorate).await.unwrap()
 }
 
-/// A processor in this process, an Envoy and an upstream.
-pub(crate) struct World {
+/// A processor, an Envoy and an upstream. The processor is in this process, or one of its own.
+pub(crate) struct World<P = Gateway> {
     pub(crate) envoy: ProxyServer,
-    pub(crate) processor: Gateway,
+    pub(crate) processor: P,
     pub(crate) upstream: Upstream,
     pub(crate) client: Client,
+}
+
+impl<P> World<P> {
+    /// Starts it around a processor at an address. `change` changes Envoy's file.
+    pub(crate) async fn around(
+        processor: P,
+        address: SocketAddr,
+        change: impl FnOnce(String) -> String,
+    ) -> Self {
+        let upstream = Upstream::start().await.unwrap();
+        let envoy = envoy(upstream.address(), address, change).await;
+        let client = Client::new(envoy.address());
+        Self { envoy, processor, upstream, client }
+    }
 }
 
 impl World {
@@ -70,14 +103,9 @@ impl World {
         decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
         change: impl FnOnce(String) -> String,
     ) -> Self {
-        let upstream = Upstream::start().await.unwrap();
         let processor = processor(routes, store, decorate).await;
-        let envoy = ProxyServer::start(ProxyProgram::Envoy, |port, _| {
-            change(envoy_file(port, upstream.address(), processor.address()))
-        });
-        let envoy = envoy.await;
-        let client = Client::new(envoy.address());
-        Self { envoy, processor, upstream, client }
+        let address = processor.address();
+        Self::around(processor, address, change).await
     }
 
     /// The metrics of the processor.

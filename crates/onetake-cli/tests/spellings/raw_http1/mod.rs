@@ -24,7 +24,7 @@ use bytes::conversation;
 /// The number of conversations, unless `ONETAKE_RAW_HTTP1_SECONDS` names a time instead.
 const CONVERSATIONS: u64 = 600;
 
-/// What the gateway and a peer made of the same bytes.
+/// The requests that the gateway and a peer read from the same bytes.
 #[derive(Debug)]
 struct Compared {
     gateway: Vec<Seen>,
@@ -180,7 +180,7 @@ async fn passed_on(bytes: &str) -> (String, Vec<Seen>) {
     (String::from_utf8_lossy(&answer).into_owned(), recorder.take(1))
 }
 
-/// hyper drops the chunked body of a GET unless it is told not to.
+/// hyper drops the chunked body of a GET that has no `Transfer-Encoding` header.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_chunked_body_of_a_get_is_passed_on() {
     for method in ["GET", "HEAD", "POST"] {

@@ -22,7 +22,7 @@ use frames::{Conversation, conversation};
 /// The number of conversations, unless `ONETAKE_RAW_HTTP2_SECONDS` names a time instead.
 const CONVERSATIONS: u64 = 600;
 
-/// What became of one request of a conversation.
+/// The result of one request of a conversation, compared with the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Difference {
     /// Both passed on the same request.

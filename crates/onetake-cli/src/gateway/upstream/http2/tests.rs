@@ -146,6 +146,129 @@ async fn requests_share_a_connection() {
     serving.abort();
 }
 
+/// An upstream with a limit of one stream for each connection. No request is refused, because no
+/// connection gets a second one, not even before the gateway knows the limit. Above the limit of
+/// connections a request is not sent.
+#[tokio::test]
+async fn connections_are_limited_and_never_get_more_than_the_upstream_allows() {
+    let (listener, uri) = listener().await;
+    let (release, released) = tokio::sync::watch::channel(false);
+    let running = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&running);
+    let serving = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (released, running) = (released.clone(), Arc::clone(&counted));
+            let service = hyper::service::service_fn(move |_| {
+                let mut released = released.clone();
+                running.fetch_add(1, Ordering::AcqRel);
+                async move {
+                    let _released = released.wait_for(|released| *released).await;
+                    Ok::<_, std::convert::Infallible>(Response::new(Full::<Bytes>::from("hi")))
+                }
+            });
+            let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(1);
+            tokio::spawn(builder.serve_connection(Io::new(stream), service));
+        }
+    });
+    let upstreams = Arc::new(upstreams::<Once>());
+    let start = || {
+        let (upstreams, uri) = (Arc::clone(&upstreams), uri.clone());
+        tokio::spawn(async move { send(&upstreams, &uri, Once(Full::from("pay"))).await })
+    };
+    let held: Vec<_> = (0..CONNECTIONS_MAX).map(|_| start()).collect();
+    while running.load(Ordering::Acquire) < CONNECTIONS_MAX {
+        assert!(!held.iter().any(tokio::task::JoinHandle::is_finished), "a request was refused");
+        SystemClock.sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(upstreams.http2.pool(&uri).lock().len(), CONNECTIONS_MAX);
+    assert_eq!(soon(start()).await.unwrap(), (false, false), "it was not sent");
+    release.send(true).unwrap();
+    for held in held {
+        assert_eq!(held.await.unwrap(), (true, true));
+    }
+    assert_eq!(start().await.unwrap(), (true, true), "there is a place again");
+    assert_eq!(upstreams.http2.pool(&uri).lock().len(), CONNECTIONS_MAX);
+    serving.abort();
+}
+
+/// Waits for a result that takes no longer than a machine that stalls.
+async fn soon<T>(result: impl Future<Output = T>) -> T {
+    tokio::select! {
+        result = result => result,
+        () = SystemClock.sleep(Duration::from_secs(30)) => panic!("nothing happens"),
+    }
+}
+
+/// The number of requests that have arrived on a connection which nobody has read.
+async fn arrived(stream: &TcpStream) -> usize {
+    let mut bytes = vec![0; 1 << 16];
+    let count = stream.peek(&mut bytes).await.unwrap();
+    let mut rest = bytes.get(24..count).unwrap_or_default();
+    let mut requests = 0;
+    while let [a, b, c, kind, _, _, _, _, _, behind @ ..] = rest {
+        requests += usize::from(*kind == 1);
+        rest = behind.get(u32::from_be_bytes([0, *a, *b, *c]) as usize..).unwrap_or_default();
+    }
+    requests
+}
+
+/// Requests wait for the settings of a new connection, and then share it: those that wait for the
+/// connection, and those that come when it is open.
+#[tokio::test]
+async fn one_request_is_sent_before_the_settings_arrive() {
+    let (listener, uri) = listener().await;
+    let (accepted, is_open) = tokio::sync::oneshot::channel();
+    let (counted, early) = tokio::sync::oneshot::channel();
+    let serving = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        SystemClock.sleep(Duration::from_millis(100)).await;
+        accepted.send(()).unwrap();
+        SystemClock.sleep(Duration::from_millis(200)).await;
+        counted.send(arrived(&stream).await).unwrap();
+        tokio::select! {
+            () = serve(stream) => {}
+            _second = listener.accept() => panic!("a second connection was opened"),
+        }
+    });
+    let upstreams = upstreams::<Full<Bytes>>();
+    let many = || {
+        let sending = (0..STREAMS_MAX / 2).map(|_| send(&upstreams, &uri, Full::from("pay")));
+        futures_util::future::join_all(sending)
+    };
+    let late = async {
+        is_open.await.unwrap();
+        many().await
+    };
+    let (first, late) = soon(futures_util::future::join(many(), late)).await;
+    for sent in first.into_iter().chain(late) {
+        assert_eq!(sent, (true, true));
+    }
+    assert_eq!(early.await.unwrap(), 1);
+    assert_eq!(upstreams.http2.pool(&uri).lock().len(), 1);
+    serving.abort();
+}
+
+/// An upstream that does not send its settings delays requests, but does not stop them.
+#[tokio::test]
+async fn a_connection_without_settings_does_not_stop_others() {
+    let (listener, uri) = listener().await;
+    let serving = tokio::spawn(async move {
+        let (_silent, _) = listener.accept().await.unwrap();
+        serve(listener.accept().await.unwrap().0).await;
+    });
+    let upstreams = upstreams();
+    let silent = send(&upstreams, &uri, Full::from("pay"));
+    let other = send(&upstreams, &uri, Full::from("pay"));
+    tokio::select! {
+        biased;
+        _answered = silent => panic!("nobody answers it"),
+        other = soon(other) => assert_eq!(other, (true, true)),
+    }
+    serving.abort();
+}
+
 #[tokio::test]
 async fn a_refused_stream_was_not_sent_and_is_sent_again() {
     let refuse = |number| (frame(3, number, &7_u32.to_be_bytes()), true);

@@ -1,0 +1,104 @@
+//! Idle connections. The one that was used last is used next.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onetake_core::Clock;
+
+use super::Http1Connection;
+
+/// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
+/// five, and a request that is on its way at that moment would have an unknown outcome.
+const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+
+/// The idle connections of one core.
+pub(in super::super) struct Idle {
+    connections: Mutex<Connections>,
+    /// Maximum number of connections, to all upstreams.
+    max: usize,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Default)]
+struct Connections {
+    /// The connections to each upstream, by its number.
+    #[expect(clippy::vec_box, reason = "a connection is moved often: here, to its request, back")]
+    of_upstream: Vec<Vec<Box<Http1Connection>>>,
+    /// The number of all connections.
+    count: usize,
+    /// True if a task closes old connections.
+    is_watched: bool,
+}
+
+impl Idle {
+    pub(in super::super) fn new(max: usize, clock: Arc<dyn Clock>) -> Self {
+        Self { connections: Mutex::default(), max, clock }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a connection that can be used.
+    pub(in super::super) fn take(&self, upstream: usize) -> Option<Box<Http1Connection>> {
+        let mut all = self.lock();
+        while let Some(mut connection) = all.of_upstream.get_mut(upstream)?.pop() {
+            all.count -= 1;
+            let idle = self.clock.monotonic().saturating_sub(connection.since);
+            if idle < UPSTREAM_IDLE && connection.is_usable() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection, unless there are too many.
+    pub(super) fn put(self: &Arc<Self>, upstream: usize, mut connection: Box<Http1Connection>) {
+        connection.since = self.clock.monotonic();
+        let mut all = self.lock();
+        if all.count >= self.max {
+            return;
+        }
+        if all.of_upstream.len() <= upstream {
+            all.of_upstream.resize_with(upstream + 1, Vec::new);
+        }
+        if let Some(connections) = all.of_upstream.get_mut(upstream) {
+            connections.push(connection);
+            all.count += 1;
+        }
+        let was_watched = std::mem::replace(&mut all.is_watched, true);
+        drop(all);
+        if !was_watched {
+            tokio::spawn(close_old(Arc::clone(self)));
+        }
+    }
+
+    /// Removes connections that have been idle for too long. Returns true if none are left.
+    fn remove_old(&self) -> bool {
+        let now = self.clock.monotonic();
+        let mut all = self.lock();
+        for connections in &mut all.of_upstream {
+            connections.retain(|one| now.saturating_sub(one.since) < UPSTREAM_IDLE);
+        }
+        all.count = all.of_upstream.iter().map(Vec::len).sum();
+        all.is_watched = all.count > 0;
+        !all.is_watched
+    }
+
+    /// True if a connection could be used now.
+    #[cfg(test)]
+    pub(in super::super) fn has_usable(&self) -> bool {
+        let mut all = self.lock();
+        all.of_upstream.iter_mut().flatten().any(|connection| connection.is_usable())
+    }
+}
+
+/// Closes old connections until none are left.
+async fn close_old(idle: Arc<Idle>) {
+    loop {
+        idle.clock.sleep(UPSTREAM_IDLE / 4).await;
+        if idle.remove_old() {
+            return;
+        }
+    }
+}

@@ -23,11 +23,7 @@ pub enum LogFormat {
 /// The filter that applies if `ONETAKE_LOG` is not set. A [`Targets`] filter needs no regular
 /// expressions, unlike an `EnvFilter`: it is smaller and builds faster.
 fn default_filter() -> Targets {
-    let warn = LevelFilter::WARN;
-    Targets::new()
-        .with_default(LevelFilter::INFO)
-        .with_target("fjall", warn)
-        .with_target("lsm_tree", warn)
+    Targets::new().with_default(LevelFilter::INFO).with_target("lsm_tree", LevelFilter::WARN)
 }
 
 /// Writes logs to standard error, at level `info` unless `ONETAKE_LOG` sets another filter.

@@ -8,10 +8,11 @@
 //! An entry is written and removed in the same group as its record. Records that became unknown
 //! before this index existed have no entry. They are left to operators, as before.
 
-use fjall::Keyspace;
+use lsm_tree::Guard as _;
 
 use onetake_core::{RecordId, StoreError, Timestamp};
 
+use super::lsm_table::LsmTable;
 use super::tables::{broken, moment_entry, moment_key};
 
 const ALL: &[u8] = b"ask:";
@@ -23,10 +24,10 @@ pub(super) fn key(at: Timestamp, id: RecordId) -> Vec<u8> {
 
 /// Returns the entries that are due, the longest due first.
 pub(super) fn due(
-    table: &Keyspace,
+    table: &LsmTable,
     now: Timestamp,
 ) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
     let end = key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
-    let entry = |key: fjall::Slice| moment_entry(key.strip_prefix(ALL).unwrap_or_default());
+    let entry = |key: lsm_tree::Slice| moment_entry(key.strip_prefix(ALL).unwrap_or_default());
     table.range(ALL.to_vec()..=end).map(move |found| found.key().map_err(broken).and_then(entry))
 }

@@ -8,11 +8,12 @@
 use std::ops::Bound;
 
 use bytes::Bytes;
-use fjall::Keyspace;
+use lsm_tree::Guard as _;
 
 use onetake_core::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp, clock::micros};
 
+use super::lsm_table::LsmTable;
 use super::tables::broken;
 
 const ALL: &[u8] = b"note:";
@@ -29,7 +30,7 @@ fn key(place: &AuditPosition) -> Vec<u8> {
 
 /// Reads notes before this place, the newest first: those of one record, or all.
 pub(super) fn read(
-    table: &Keyspace,
+    table: &LsmTable,
     of: Option<RecordId>,
     from: Option<AuditPosition>,
     limit: usize,
@@ -54,7 +55,7 @@ pub(super) fn read(
 
 /// Returns the places and records of notes whose retention has ended, the oldest first.
 pub(super) fn old(
-    table: &Keyspace,
+    table: &LsmTable,
     now: Timestamp,
     limit: usize,
 ) -> Result<Vec<(AuditPosition, RecordId)>, StoreError> {
@@ -71,8 +72,8 @@ pub(super) fn old(
 }
 
 /// Loads a note. An unreadable note is skipped, so that it hides no other.
-fn load(table: &Keyspace, place: AuditPosition) -> Result<Option<AuditEntry>, StoreError> {
-    let Some(value) = table.get(key(&place)).map_err(broken)? else { return Ok(None) };
+fn load(table: &LsmTable, place: AuditPosition) -> Result<Option<AuditEntry>, StoreError> {
+    let Some(value) = table.get(&key(&place)).map_err(broken)? else { return Ok(None) };
     match AuditEntry::decode(place, Bytes::copy_from_slice(&value)) {
         Ok(entry) => Ok(Some(entry)),
         Err(error) => {

@@ -1,7 +1,6 @@
 //! The thread that owns the folder.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -11,13 +10,16 @@ use onetake_core::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, Aud
 use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
-    StoreError, SystemRng, Timestamp,
+    StoreError, StoreErrorKind, SystemRng, Timestamp,
 };
 
 use super::files::FileReserve;
 use super::folder::{Folder, OpenError};
-use super::journal;
-use super::tables::{Group, Tables};
+use super::log::Log;
+use super::maintenance::{Maintenance, Subject};
+use super::recovery::Opened;
+use super::tables::{Group, Tables, failed};
+use super::witness::WitnessFile;
 use super::working_set::WorkingSet;
 
 /// The largest number of jobs in one group.
@@ -27,9 +29,11 @@ const SWEEP_STEP: usize = 64;
 /// The number of deleted records after which the tables are compacted to give back their space. It
 /// is higher if there are many records, so that each record is rewritten a bounded number of times.
 const COMPACT_AFTER_MIN: usize = 20_000;
-/// The longest wait for a compaction when the store is closed. The tree's own threads may have
-/// died.
-const COMPACTION_PATIENCE: Duration = Duration::from_secs(3);
+/// The number of segments that log and memory may grow to while tables cannot be written. Then
+/// writes are refused.
+const SEGMENTS_MAX: u64 = 2;
+/// The longest wait for tables to be written before a group is refused.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 /// The number of records that become unknown, or are released, in one write when the folder is
 /// opened.
 const RESTART_BATCH: usize = 1_000;
@@ -61,34 +65,23 @@ type Reply = Box<dyn FnOnce(Option<&StoreError>)>;
 
 pub(super) struct Committer {
     tables: Tables,
+    log: Log,
+    /// The bytes of log or memory at which a new segment begins.
+    segment_bytes: u64,
     clock: Arc<dyn Clock>,
     memory: WorkingSet,
     sweeps: VecDeque<Sweeping>,
-    compaction: Option<Compaction>,
+    maintenance: Maintenance,
+    has_asked_for_spare: bool,
+    /// True if it was logged that the next segment could not be made.
+    has_warned: bool,
     removed: usize,
+    witness: Arc<WitnessFile>,
     /// The fence ceiling in the WITNESS file.
     witnessed: Fence,
     files: FileReserve,
     /// Held until the thread ends, so that no other process uses the folder before.
-    folder: Folder,
-}
-
-/// A compaction in a thread of its own.
-struct Compaction {
-    /// Disconnected when the thread ends, also if it panics.
-    over: mpsc::Receiver<()>,
-}
-
-impl Compaction {
-    fn is_over(&self) -> bool {
-        matches!(self.over.try_recv(), Err(mpsc::TryRecvError::Disconnected))
-    }
-
-    /// Waits for at most `COMPACTION_PATIENCE`. Returns true if the compaction is over.
-    fn wait(&self) -> bool {
-        let waited = self.over.recv_timeout(COMPACTION_PATIENCE);
-        matches!(waited, Err(mpsc::RecvTimeoutError::Disconnected))
-    }
+    _folder: Arc<Folder>,
 }
 
 /// A sweep that runs in steps, so that traffic never waits for all of it.
@@ -117,14 +110,14 @@ impl Committer {
     /// unknown, or are released if they roll back by themselves. The audit gets an entry for each.
     /// Returns the number of attempts that became unknown.
     pub(super) fn new(
-        tables: Tables,
+        opened: Opened,
         clock: Arc<dyn Clock>,
         folder: Folder,
     ) -> Result<(Self, usize), OpenError> {
-        let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
-        let orphans = tables.all_running().map_err(|error| folder.unreadable(error))?;
+        let Opened { tables, mut log, files, witness, running, ceiling } = opened;
+        let from = log.last();
         let now = clock.now();
-        let lost: Vec<Record> = orphans
+        let lost: Vec<Record> = running
             .iter()
             .map(|record| record.with_state(record.lost(now, &Cause::Restarted)))
             .collect();
@@ -136,28 +129,47 @@ impl Committer {
                 "operations were running when the store was last closed: their outcomes are unknown"
             );
         }
+        let path = folder.path().to_owned();
+        let io = |action| {
+            let path = path.clone();
+            move |error| OpenError::io(&path, action, error)
+        };
         for lost in lost.chunks(RESTART_BATCH) {
             let mut group = tables.group();
             for record in lost {
-                group.write(record, Some(record.fence), None);
+                group.write(record, true, None);
                 group.audit(&passed_over(record, now));
             }
-            let failed = |error| OpenError::io(folder.path(), "write", io::Error::other(error));
-            group.commit().map_err(failed)?;
+            let (frame, changes) = group.into_parts();
+            log.append(frame).map_err(io("write the log"))?;
+            tables.apply(changes);
         }
-        let memory = WorkingSet::above(ceiling);
-        let files = folder.opener().map(FileReserve::new);
-        let files = files.map_err(|error| OpenError::io(folder.path(), "open LOCK", error))?;
+        let reserve = folder.opener().map(FileReserve::new).map_err(io("open LOCK"))?;
+        let folder = Arc::new(folder);
+        let maintenance = Maintenance::start(Subject {
+            tables: tables.all().map(Clone::clone).to_vec(),
+            log: files.clone(),
+            witness: Arc::clone(&witness),
+            lock: Arc::clone(&folder) as Arc<dyn Send + Sync>,
+        });
+        let maintenance = maintenance.map_err(io("start the store's threads"))?;
+        tables.seal();
+        maintenance.flush(from);
         let committer = Self {
             tables,
+            log,
+            segment_bytes: files.segment_bytes,
             clock,
-            memory,
+            memory: WorkingSet::above(ceiling),
             sweeps: VecDeque::new(),
-            compaction: None,
+            maintenance,
+            has_asked_for_spare: false,
+            has_warned: false,
             removed: 0,
+            witness,
             witnessed: ceiling,
-            files,
-            folder,
+            files: reserve,
+            _folder: folder,
         };
         Ok((committer, unknown))
     }
@@ -198,16 +210,12 @@ impl Committer {
 
     /// Decides the jobs one after the other, writes them together, then answers.
     fn group(&mut self, jobs: Vec<EmbeddedJob>) -> Result<(), StoreError> {
-        if let Err(error) = self.files.wait() {
+        if let Err(error) = self.files.wait().and_then(|()| self.wait_for_tables()) {
             self.refuse_all(jobs, &error);
             return Ok(());
         }
         let now = self.clock.now();
         let mut group = self.tables.group();
-        let compacted = self.compaction.take_if(|compaction| compaction.is_over()).is_some();
-        if compacted {
-            group.note_compaction();
-        }
         let mut replies: Vec<Reply> = Vec::with_capacity(jobs.len());
         let (tables, memory) = (&self.tables, &mut self.memory);
         for job in jobs {
@@ -258,17 +266,69 @@ impl Committer {
                 CommitStep::GoesOn(sweeping) => self.sweeps.push_front(sweeping),
             }
         }
-        let result = if group.is_empty() { Ok(()) } else { group.commit() };
-        memory.fresh.clear();
+        let (is_empty, (frame, changes)) = (group.is_empty(), group.into_parts());
+        let result = if is_empty { Ok(()) } else { self.log.append(frame).map_err(failed) };
         replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
-        if result.is_ok() {
-            if compacted {
-                self.tables.drop_replaced_files();
-            }
-            self.witness();
-            self.compact_if_due();
+        result?;
+        // The callers go on while the tables change. No later job is read before that.
+        self.tables.apply(changes);
+        self.memory.fresh.clear();
+        self.witness();
+        self.begin_segment_if_due()
+    }
+
+    /// Waits if the tables of earlier segments are still not in files, and log and memory are at
+    /// their limit.
+    fn wait_for_tables(&self) -> Result<(), StoreError> {
+        let is_full = self.segment_use() >= self.segment_bytes * SEGMENTS_MAX;
+        if !is_full || self.maintenance.wait(FLUSH_PATIENCE) {
+            return Ok(());
         }
-        result
+        let what = "the tables of the data folder cannot be written: see the log for the reason";
+        Err(StoreError::new(StoreErrorKind::Unavailable, what))
+    }
+
+    /// The bytes of the current segment, in the log or in memory.
+    fn segment_use(&self) -> u64 {
+        self.log.used().max(self.tables.unwritten.bytes())
+    }
+
+    /// Begins a new segment of the log if the current one is full, or if the space of many removed
+    /// records is to be given back.
+    fn begin_segment_if_due(&mut self) -> Result<(), StoreError> {
+        let used = self.segment_use();
+        if used >= self.segment_bytes / 2 && !self.has_asked_for_spare {
+            self.has_asked_for_spare = true;
+            self.maintenance.make_spare();
+        }
+        let merges = self.removed >= COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4);
+        let is_due = merges || used >= self.segment_bytes / 16 * 15;
+        // While tables are written, the segment goes on.
+        if !is_due || !self.maintenance.is_idle() {
+            return Ok(());
+        }
+        let file = match self.log.prepare_next() {
+            Ok(file) => file,
+            Err(error) => {
+                // The current segment goes on.
+                if !std::mem::replace(&mut self.has_warned, true) {
+                    tracing::warn!(%error, "a new segment of the store's log could not be made yet");
+                }
+                return Ok(());
+            }
+        };
+        let mut first = self.tables.group();
+        first.add_running(self.memory.running());
+        let (first, _no_changes) = first.into_parts();
+        let place = self.log.go_on_in(file, first).map_err(failed)?;
+        if merges {
+            self.removed = 0;
+            self.maintenance.merge_all();
+        }
+        (self.has_asked_for_spare, self.has_warned) = (false, false);
+        self.tables.seal();
+        self.maintenance.flush(place);
+        Ok(())
     }
 
     fn refuse_all(&mut self, jobs: Vec<EmbeddedJob>, error: &StoreError) {
@@ -278,12 +338,12 @@ impl Committer {
         }
     }
 
-    /// Writes a raised ceiling to the WITNESS file, after the ceiling is in the tree.
+    /// Writes a raised ceiling to the WITNESS file, after the ceiling is in the log.
     fn witness(&mut self) {
-        if self.memory.ceiling > self.witnessed {
-            let witness = self.tables.witness(self.memory.ceiling);
-            match witness.write(self.folder.path()) {
-                Ok(()) => self.witnessed = self.memory.ceiling,
+        let ceiling = self.memory.ceiling;
+        if ceiling > self.witnessed {
+            match self.witness.update(|witness| witness.ceiling = ceiling) {
+                Ok(()) => self.witnessed = ceiling,
                 Err(error) => {
                     tracing::warn!(%error, "the WITNESS file of the store could not be written")
                 }
@@ -291,43 +351,11 @@ impl Committer {
         }
     }
 
-    /// Starts a compaction in a thread of its own after enough deletions. Traffic goes on during
-    /// it.
-    fn compact_if_due(&mut self) {
-        if self.compaction.is_some()
-            || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4)
-        {
-            return;
-        }
-        self.removed = 0;
-        let compact = self.tables.compactor();
-        let (alive, over) = mpsc::channel();
-        let work = move || {
-            let _alive: mpsc::Sender<()> = alive;
-            if let Err(error) = compact() {
-                tracing::warn!(%error, "the space of expired records could not be freed yet");
-            }
-        };
-        let thread = std::thread::Builder::new().name("onetake-compact".to_owned());
-        self.compaction = thread.spawn(work).ok().map(|_| Compaction { over });
-    }
-
-    /// Closes the tree, and writes the lengths of its journals to the WITNESS file.
+    /// Ends the threads, and writes the last frame to the WITNESS file.
     fn close(self) -> Result<(), StoreError> {
-        let Self { tables, memory, compaction, folder, .. } = self;
-        let idle = compaction.is_none_or(|compaction| compaction.wait());
-        let mut witness = tables.witness(memory.ceiling);
-        tables.close()?;
-        if !idle {
-            // The compaction may still change the journals. The next start opens the folder as
-            // after a crash.
-            return Ok(());
-        }
-        let marked = journal::check(&folder.database(), &witness.mark).and_then(|journals| {
-            witness.journals = Some(journals.map_err(io::Error::other)?.lengths);
-            witness.write(folder.path())
-        });
-        if let Err(error) = marked {
+        let Self { log, maintenance, witness, .. } = self;
+        maintenance.stop();
+        if let Err(error) = witness.update(|witness| witness.closed = Some(log.last().frame)) {
             // The next start opens the folder as after a crash.
             tracing::warn!(%error, "the WITNESS file of the store could not be written");
         }

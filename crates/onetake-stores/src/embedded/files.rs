@@ -1,8 +1,8 @@
-//! File descriptors for the tree.
+//! File descriptors for the store.
 //!
-//! The tree opens files in threads of its own: new tables, the parts of a compaction, the next
-//! journal. If the process has no descriptor left, such a thread ends with an error, and the tree
-//! accepts nothing from then on. That cannot be caught, so it is prevented:
+//! The store opens files in the background: new files of tables, the parts of a merge, the next
+//! segment of the log. If the process has no descriptor left, they are opened later, and meanwhile
+//! log and memory grow. So a shortage is prevented:
 //!
 //! - The gateway bounds the number of its sockets, so that descriptors are left for the store.
 //! - If they run out nevertheless, the store sees it before it writes a group. It closes the

@@ -3,9 +3,10 @@
 //! ```text
 //! CREATING   exists while the folder is being created for the first time
 //! FORMAT     the format of this folder
-//! WITNESS    the least that the tree must contain; its first write ends the creation
+//! WITNESS    the least that log and tables must contain; its first write ends the creation
 //! LOCK       locked by the one process that uses the folder; contains its process id
-//! db/        the tree
+//! log/       the write-ahead log
+//! tables/    the tables
 //! ```
 
 use std::fs::{self, File};
@@ -21,7 +22,7 @@ use crate::folders;
 const TITLE: &str = "onetake embedded store";
 
 /// The format that this version reads and writes.
-pub(super) const FORMAT: u32 = 2;
+pub(super) const FORMAT: u32 = 3;
 
 /// The reason why a folder could not be opened. Nothing in it was changed.
 #[derive(Debug, thiserror::Error)]
@@ -131,7 +132,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// The least that the tree must contain.
+    /// The least that log and tables must contain.
     pub(super) fn witness(&self) -> Result<Witness, OpenError> {
         Witness::read(&self.path)
             .map_err(|error| OpenError::io(&self.path, "read WITNESS", error))?
@@ -142,8 +143,12 @@ impl Folder {
         &self.path
     }
 
-    pub(super) fn database(&self) -> PathBuf {
-        self.path.join("db")
+    pub(super) fn log(&self) -> PathBuf {
+        self.path.join("log")
+    }
+
+    pub(super) fn tables(&self) -> PathBuf {
+        self.path.join("tables")
     }
 
     /// Returns a function that opens one more descriptor, of the lock.
@@ -152,16 +157,10 @@ impl Folder {
         Ok(move || lock.try_clone())
     }
 
-    /// The error for an unreadable part of the tree.
+    /// The error for an unreadable part of the store.
     pub(super) fn unreadable(&self, error: StoreError) -> OpenError {
         let (path, what) = (self.path.clone(), error.to_string());
         OpenError::Damaged { path, what, source: Some(Box::new(error)) }
-    }
-
-    /// The error for a tree that is still open in this same process.
-    pub(super) fn in_use(&self) -> OpenError {
-        let holder = format!(" (process {})", std::process::id());
-        OpenError::InUse { path: self.path.clone(), holder }
     }
 
     pub(super) fn is_new(&self) -> bool {
@@ -172,18 +171,21 @@ impl Folder {
     /// value.
     fn begin_creation(&self) -> io::Result<()> {
         File::create(self.path.join("CREATING"))?.sync_all()?;
-        match fs::remove_dir_all(self.database()) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => folders::sync(&self.path),
+        for folder in [self.log(), self.tables()] {
+            match fs::remove_dir_all(&folder) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => fs::create_dir(folder)?,
+            }
         }
+        folders::sync(&self.path)
     }
 
     /// Ends the creation of a new folder, and writes the WITNESS file.
     pub(super) fn begin_use(&self, witness: &Witness) -> Result<(), OpenError> {
         let write = || -> io::Result<()> {
             if self.is_new {
-                // The tree does not sync the folder that contains its tables.
-                folders::sync_tree(&self.database())?;
+                // lsm-tree does not sync the folder that contains the tables.
+                folders::sync_tree(&self.tables())?;
                 let draft = self.path.join("FORMAT.new");
                 let mut file = File::create(&draft)?;
                 writeln!(file, "{TITLE}\nformat {FORMAT}")?;

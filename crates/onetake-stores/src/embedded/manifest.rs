@@ -1,10 +1,10 @@
-//! A check of the tables' lists of files before the tree opens them.
+//! A check of the tables' lists of files before the tables are opened.
 //!
 //! The file `current` of a table names the newest list of its files (`v0`, `v1` and so on) and has
-//! a checksum of it. fjall does not verify that checksum: a damaged list makes it panic, or forget
+//! a checksum of it. lsm-tree does not verify that checksum: a damaged list makes it panic, or forget
 //! files and the records in them.
 //!
-//! The format, as of fjall 3: number of the list (u64), XXH3 of the list (u128), 0; little-endian.
+//! The format, as of lsm-tree 3: number of the list (u64), XXH3 of the list (u128), 0; little-endian.
 
 use std::fs;
 use std::io;
@@ -26,19 +26,19 @@ pub(super) fn is_whole(table: &Path) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use fjall::{Database, KeyspaceCreateOptions};
+    use lsm_tree::{AbstractTree, Config, SequenceNumberCounter};
 
     use super::*;
 
     #[test]
-    fn what_fjall_writes_is_whole_until_a_bit_changes() {
+    fn what_lsm_tree_writes_is_whole_until_a_bit_changes() {
         let folder = tempfile::tempdir().unwrap();
-        let db = Database::builder(folder.path()).open().unwrap();
-        let table = db.keyspace("a", KeyspaceCreateOptions::default).unwrap();
-        table.insert("key", "value").unwrap();
-        table.rotate_memtable_and_wait().unwrap();
-        let path = table.path().to_owned();
-        drop((table, db));
+        let path = folder.path().to_owned();
+        let counter = SequenceNumberCounter::default;
+        let table = Config::new(&path, counter(), counter()).open().unwrap();
+        table.insert("key", "value", 0);
+        table.flush_active_memtable(0).unwrap();
+        drop(table);
         assert!(is_whole(&path).unwrap());
         let current = fs::read(path.join("current")).unwrap();
         // Older lists may still be there.

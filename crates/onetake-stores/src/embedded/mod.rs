@@ -1,22 +1,37 @@
-//! The embedded store: one node, one folder, no server. It keeps records in a log-structured tree
-//! (fjall).
+//! The embedded store: one node, one folder, no server. It keeps records in a write-ahead log of its
+//! own and in tables (log-structured merge trees, of the crate `lsm-tree`).
 //!
 //! One thread owns the folder. It takes all claims, settlements and sweeps that arrived while it
-//! wrote the last group. It decides them one after the other against the current records, writes
-//! them as one batch, waits until the batch is on disk, and only then answers (S5, S6).
+//! wrote the last group. It decides them one after the other against the current records, appends
+//! them to the log as one frame, waits until the frame is on disk, and only then answers (S5, S6).
+//! After the answers it applies the group to the tables in memory. A thread in the background writes
+//! the tables to files, after which the segments of the log are used again.
 //!
-//! Records of running attempts are also kept in memory, so that finding abandoned attempts never
-//! reads the keys. A lease ends with the process, so renewing it changes memory alone. When the
-//! folder is opened, attempts that were running when it was last closed become unknown at once, or
-//! are released if they roll back by themselves: no other process can have run them.
+//! Records of running attempts are in memory and in the log alone. So most operations change the
+//! tables once, and finding abandoned attempts never reads the keys. A lease ends with the process,
+//! so renewing it changes memory alone. When the folder is opened, attempts that were running when
+//! it was last closed become unknown at once, or are released if they roll back by themselves: no
+//! other process can have run them.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `committer.rs` | the thread that owns the folder |
+//! | `working_set.rs` | the state in memory, and the decisions |
+//! | `log/` | the write-ahead log |
+//! | `tables.rs`, `lsm_table.rs` | the tables |
+//! | `maintenance.rs` | the threads in the background |
+//! | `folder.rs`, `witness.rs`, `recovery.rs` | creating and opening a folder, and its check for damage |
 
 mod asks;
 mod audit;
 mod committer;
 mod files;
 mod folder;
-mod journal;
+mod log;
+mod lsm_table;
+mod maintenance;
 mod manifest;
+mod recovery;
 mod tables;
 mod unwritten;
 mod witness;
@@ -41,22 +56,22 @@ use onetake_core::{
 use crate::thread::{StoreThread, each};
 use committer::{Committer, EmbeddedJob};
 use folder::Folder;
-use tables::Tables;
 
 pub use folder::OpenError;
 
 /// The options of the embedded store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddedOptions {
-    /// The memory of the tree, in bytes: half for blocks of its tables, half for writes that are
-    /// not in tables yet. At least [`EmbeddedOptions::MEMORY_BYTES_MIN`].
+    /// The memory of the tables, in bytes: half for blocks of their files, half for entries that are
+    /// not in files yet. At least [`EmbeddedOptions::MEMORY_BYTES_MIN`]. A quarter is the size of a
+    /// segment of the log.
     ///
-    /// Tables in memory that are being written to disk come on top for a moment: up to a quarter.
+    /// If the files are written more slowly than entries arrive, up to a quarter comes on top.
     pub memory_bytes: usize,
 }
 
 impl EmbeddedOptions {
-    /// The least memory of the tree, in bytes.
+    /// The least memory of the tables, in bytes.
     pub const MEMORY_BYTES_MIN: usize = 8 << 20;
 }
 
@@ -104,8 +119,8 @@ impl EmbeddedStore {
     ) -> Result<Self, OpenError> {
         let folder = Folder::lock(path.as_ref())?;
         let memory = options.memory_bytes.max(EmbeddedOptions::MEMORY_BYTES_MIN);
-        let tables = Tables::open(&folder, memory)?;
-        let (committer, interrupted) = Committer::new(tables, clock, folder)?;
+        let opened = recovery::open(&folder, memory as u64)?;
+        let (committer, interrupted) = Committer::new(opened, clock, folder)?;
         let thread = StoreThread::start("onetake-store", move |queue| committer.run(queue))
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
         Ok(Self { thread, interrupted })

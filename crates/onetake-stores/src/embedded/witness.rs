@@ -1,18 +1,19 @@
-//! The WITNESS file: the least that the tree must contain, kept outside the tree.
+//! The WITNESS file: the least that the log and the tables must contain, kept outside of them.
 //!
-//! A tree that lost its journal or the folder of a table opens as an emptier tree without an error,
-//! and every lost key would run again. So a small file beside the tree lists what was there: the
-//! tables, the fence ceiling (raised about once a minute), and, after a clean close, the length of
-//! each journal. A tree that contradicts this file is damaged.
+//! A folder that lost its log, or the folder of a table, could be opened as an emptier one without
+//! an error, and every lost key would run again. So a small file lists what was there: the first
+//! frame of the log that is needed, the fence ceiling (raised about once a minute), and, after a
+//! clean close, the last frame of the log. A folder that contradicts this file is damaged.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use onetake_core::Fence;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::log::Place;
 use crate::folders;
 
 /// The file's name.
@@ -23,15 +24,39 @@ pub(super) type Mark = [u8; 16];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Witness {
-    /// The first item of every group. A batch in the journal that has it was written by this store,
-    /// and is not part of a body that a client sent.
+    /// The start of every frame of the log. A frame that has it was written by this store, and is
+    /// not part of a body that a client sent.
     pub(super) mark: Mark,
-    /// The folders of the tables.
-    pub(super) tables: Vec<String>,
     /// A fence ceiling that is certainly on disk.
     pub(super) ceiling: Fence,
-    /// After a clean close: the readable length of each journal.
-    pub(super) journals: Option<BTreeMap<String, u64>>,
+    /// The first frame of the log that is needed. All earlier changes are in the tables.
+    pub(super) from: Place,
+    /// After a clean close: the last frame of the log.
+    pub(super) closed: Option<u64>,
+}
+
+/// The WITNESS file of a folder in use.
+#[derive(Debug)]
+pub(super) struct WitnessFile {
+    folder: PathBuf,
+    /// The content of the file.
+    content: Mutex<Witness>,
+}
+
+impl WitnessFile {
+    pub(super) fn new(folder: &Path, content: Witness) -> Self {
+        Self { folder: folder.to_owned(), content: Mutex::new(content) }
+    }
+
+    /// Changes the content, and writes the file.
+    pub(super) fn update(&self, change: impl FnOnce(&mut Witness)) -> io::Result<()> {
+        let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = content.clone();
+        change(&mut changed);
+        changed.write(&self.folder)?;
+        *content = changed;
+        Ok(())
+    }
 }
 
 impl Witness {
@@ -56,15 +81,12 @@ impl Witness {
 
     fn text(&self) -> String {
         let mark = u128::from_be_bytes(self.mark);
-        let mut text = format!("mark {mark:032x}\nceiling {}\n", self.ceiling.get());
-        for table in &self.tables {
-            text.push_str(&format!("table {table}\n"));
-        }
-        if let Some(journals) = &self.journals {
-            text.push_str("closed\n");
-            for (name, length) in journals {
-                text.push_str(&format!("journal {length} {name}\n"));
-            }
+        let Place { segment, frame } = self.from;
+        let ceiling = self.ceiling.get();
+        let mut text =
+            format!("mark {mark:032x}\nceiling {ceiling}\nsegment {segment}\nframe {frame}\n");
+        if let Some(last) = self.closed {
+            text.push_str(&format!("closed {last}\n"));
         }
         // The last lines, so that a truncated or damaged file is recognised.
         let checksum = xxh3_64(text.as_bytes());
@@ -73,35 +95,23 @@ impl Witness {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let mut witness = Self::default();
         let text = text.strip_suffix("end\n")?;
-        // Earlier versions wrote no checksum.
-        let text = match text.rsplit_once("checksum ") {
-            Some((text, checksum))
-                if checksum == format!("{:016x}\n", xxh3_64(text.as_bytes())) =>
-            {
-                text
-            }
-            Some(_) => return None,
-            None => text,
-        };
-        let mut lines = text.lines();
-        let mark = lines.next()?.strip_prefix("mark ")?;
-        witness.mark = u128::from_str_radix(mark, 16).ok()?.to_be_bytes();
-        witness.ceiling = Fence::new(lines.next()?.strip_prefix("ceiling ")?.parse().ok()?);
-        for line in lines {
-            match line.split_once(' ') {
-                Some(("table", name)) => witness.tables.push(name.to_owned()),
-                Some(("journal", rest)) => {
-                    let (length, name) = rest.split_once(' ')?;
-                    let length = length.parse().ok()?;
-                    witness.journals.as_mut()?.insert(name.to_owned(), length);
-                }
-                None if line == "closed" => witness.journals = Some(BTreeMap::new()),
-                _ => return None,
-            }
+        let (text, checksum) = text.rsplit_once("checksum ")?;
+        if checksum != format!("{:016x}\n", xxh3_64(text.as_bytes())) {
+            return None;
         }
-        Some(witness)
+        let mut lines = text.lines();
+        let mut value = |name: &str| lines.next()?.strip_prefix(name)?.strip_prefix(' ');
+        let mark = u128::from_str_radix(value("mark")?, 16).ok()?.to_be_bytes();
+        let ceiling = Fence::new(value("ceiling")?.parse().ok()?);
+        let segment = value("segment")?.parse().ok()?;
+        let frame = value("frame")?.parse().ok()?;
+        let closed = lines.next().map(|line| line.strip_prefix("closed ")?.parse().ok());
+        let closed = match closed {
+            Some(None) => return None,
+            closed => closed.flatten(),
+        };
+        Some(Self { mark, ceiling, from: Place { segment, frame }, closed })
     }
 }
 
@@ -111,15 +121,9 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_and_what_is_cut_is_not() {
-        let journals = [("0.jnl".to_owned(), 17), ("12.jnl".to_owned(), 0)];
-        let tables = vec!["0".to_owned(), "4".to_owned()];
-        for journals in [None, Some(BTreeMap::from(journals))] {
-            let witness = Witness {
-                mark: [7; 16],
-                tables: tables.clone(),
-                ceiling: Fence::new(99),
-                journals,
-            };
+        for closed in [None, Some(91)] {
+            let from = Place { segment: 4, frame: 70 };
+            let witness = Witness { mark: [7; 16], ceiling: Fence::new(99), from, closed };
             let text = witness.text();
             assert_eq!(Witness::parse(&text), Some(witness));
             for cut in 0..text.len() {
@@ -129,8 +133,6 @@ mod tests {
                 let flipped = String::from_utf8(flipped).unwrap();
                 assert_eq!(Witness::parse(&flipped), None, "flipped at {cut}");
             }
-            let (facts, _) = text.split_once("checksum").unwrap();
-            assert!(Witness::parse(&format!("{facts}end\n")).is_some(), "as it was without");
         }
     }
 }

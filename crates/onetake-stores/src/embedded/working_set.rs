@@ -40,6 +40,11 @@ impl WorkingSet {
         Self { highest: ceiling, ceiling, ..Self::default() }
     }
 
+    /// The records of all running attempts.
+    pub(super) fn running(&self) -> impl Iterator<Item = &Arc<Record>> {
+        self.running.values()
+    }
+
     pub(super) fn find(
         &self,
         tables: &Tables,
@@ -149,8 +154,8 @@ impl WorkingSet {
         record
     }
 
-    /// Keeps the record in memory. Returns also its fence until now, if it was running.
-    fn remember(&mut self, record: Record) -> (Arc<Record>, Option<Fence>) {
+    /// Keeps the record in memory. Returns also true if it was running until now.
+    fn remember(&mut self, record: Record) -> (Arc<Record>, bool) {
         let record = Arc::new(record);
         let id = record.id;
         let before = match record.abandoned_at() {
@@ -169,7 +174,7 @@ impl WorkingSet {
         {
             self.leases.remove(&(end, id));
         }
-        (record, before.map(|before| before.fence))
+        (record, before.is_some())
     }
 
     pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<DueAttempt> {

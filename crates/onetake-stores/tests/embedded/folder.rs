@@ -14,6 +14,7 @@ use onetake_core::{
     Recording, Scope, Settled, Settlement, State, Store, StoreErrorKind, Terms, Transition,
 };
 use onetake_sim::servers::until;
+use onetake_stores::embedded::EmbeddedOptions;
 use onetake_stores::{EmbeddedStore, OpenError};
 
 fn claim(key: &str, attempt: u8) -> Claim {
@@ -60,7 +61,7 @@ async fn filled(path: &Path) {
 async fn crashed(path: &Path) {
     let live = tempfile::tempdir().unwrap();
     let store = open_and_filled(live.path()).await;
-    copy(live.path(), path);
+    copy_open(live.path(), path).await;
     store.close().await.unwrap();
 }
 
@@ -75,18 +76,46 @@ async fn open_and_filled(path: &Path) -> EmbeddedStore {
     store
 }
 
-/// Copies an open folder, as a crash would leave it.
+/// Copies an open folder, as a crash would leave it: at a moment between two changes of the store's
+/// own threads.
+async fn copy_open(from: &Path, to: &Path) {
+    let mut copied = Vec::new();
+    until("the folder stays the same for a moment", async || {
+        let Ok(before) = contents(from) else { return false };
+        copied = before;
+        contents(from).is_ok_and(|after| copied == after)
+    })
+    .await;
+    write(from, &copied, to);
+}
+
+/// Copies a closed folder.
 fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.file_type().unwrap().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
+    write(from, &contents(from).unwrap(), to);
+}
+
+/// Writes the files of one folder to another one.
+fn write(from: &Path, files: &[(PathBuf, Vec<u8>)], to: &Path) {
+    for (path, bytes) in files {
+        let path = to.join(path.strip_prefix(from).unwrap());
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+/// Returns every file of the folder except the lock, with its bytes.
+fn contents(path: &Path) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            all.extend(contents(&entry.path())?);
+        } else if entry.file_name() != "LOCK" {
+            all.push((entry.path(), fs::read(entry.path())?));
         }
     }
+    all.sort();
+    Ok(all)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,16 +163,21 @@ async fn a_takeover_leaves_nothing_of_the_earlier_attempt() {
     }
 }
 
-/// The path of the tree's journal.
-fn journal_of(folder: &Path) -> PathBuf {
-    let mut files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
-    files.find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
+/// The path of the newest segment of the log.
+fn log_of(folder: &Path) -> PathBuf {
+    let files = fs::read_dir(folder.join("log")).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|e| e == "log")).max().unwrap()
 }
 
-/// Counts the entries of a record in the journal at the moment of an answer, on the thread that
+/// The used bytes of a segment. The rest of it is zeros in these tests.
+fn used(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|byte| *byte != 0).unwrap() + 1
+}
+
+/// Counts the entries of a record in the log at the moment of an answer, on the thread that
 /// sends it.
 struct Look {
-    journal: PathBuf,
+    log: PathBuf,
     id: RecordId,
     seen: std::sync::mpsc::Sender<usize>,
 }
@@ -152,7 +186,7 @@ impl Look {
     fn count(&self) -> usize {
         // The file is allocated far ahead, and this test's writes are at its beginning.
         let mut bytes = Vec::new();
-        let file = fs::File::open(&self.journal).unwrap();
+        let file = fs::File::open(&self.log).unwrap();
         file.take(1 << 16).read_to_end(&mut bytes).unwrap();
         let id = self.id.as_bytes();
         bytes.windows(id.len()).filter(|at| at == id).count()
@@ -165,7 +199,7 @@ impl std::task::Wake for Look {
     }
 }
 
-/// Returns the number of the record's entries in the journal before the request and at its answer.
+/// Returns the number of the record's entries in the log before the request and at its answer.
 fn at_the_answer<T>(
     folder: &Path,
     id: RecordId,
@@ -173,8 +207,8 @@ fn at_the_answer<T>(
 ) -> (T, usize, usize) {
     use std::task::{Context, Poll, Waker};
     let (seen, look) = std::sync::mpsc::channel();
-    let journal = journal_of(folder);
-    let look_now = Arc::new(Look { journal, id, seen });
+    let log = log_of(folder);
+    let look_now = Arc::new(Look { log, id, seen });
     let before = look_now.count();
     let waker = Waker::from(Arc::clone(&look_now));
     let mut context = Context::from_waker(&waker);
@@ -249,7 +283,7 @@ async fn what_is_answered_is_on_disk() {
             }
         }
         assert_eq!(
-            not_on_disk(&journal_of(&path)),
+            not_on_disk(&log_of(&path)),
             0,
             "bytes of answered writes that a power cut would lose (S5, S6)"
         );
@@ -309,7 +343,7 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
     for claim in [&ran, &rolled] {
         last = granted(&store, claim).await;
     }
-    copy(live.path(), folder.path());
+    copy_open(live.path(), folder.path()).await;
     store.close().await.unwrap();
 
     let store = open(folder.path());
@@ -424,7 +458,7 @@ async fn a_secret_is_durable_before_it_is_told() {
     filled(live.path()).await;
     let store = EmbeddedStore::open(live.path()).unwrap();
     assert_eq!(store.secret("one", [1; 32]).await.unwrap(), [1; 32]);
-    copy(live.path(), copied.path());
+    copy_open(live.path(), copied.path()).await;
     store.close().await.unwrap();
     for path in [live.path(), copied.path()] {
         let store = EmbeddedStore::open(path).unwrap();
@@ -462,32 +496,13 @@ async fn another_format_is_refused() {
     filled(folder.path()).await;
     fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 9\n").unwrap();
     let message = EmbeddedStore::open(folder.path()).unwrap_err().to_string();
-    assert!(message.contains("format 9") && message.contains("reads format 2"), "{message}");
-}
-
-/// Returns every file of the folder except the lock, with its bytes.
-fn contents(path: &Path) -> Vec<(PathBuf, Vec<u8>)> {
-    let mut all = Vec::new();
-    for entry in fs::read_dir(path).unwrap() {
-        let entry = entry.unwrap();
-        if entry.file_type().unwrap().is_dir() {
-            all.extend(contents(&entry.path()));
-        } else if entry.file_name() != "LOCK" && entry.file_name() != "lock" {
-            all.push((entry.path(), fs::read(entry.path()).unwrap()));
-        }
-    }
-    all.sort();
-    all
+    assert!(message.contains("format 9") && message.contains("reads format 3"), "{message}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_folder_is_refused_and_not_changed() {
     let whole = tempfile::tempdir().unwrap();
     filled(whole.path()).await;
-    let journal = |folder: &Path| {
-        let files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
-        files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
-    };
     let flip = |path: &Path, at: usize| {
         let mut bytes = fs::read(path).unwrap();
         bytes[at] ^= 0x20;
@@ -497,68 +512,58 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
     let damages: Vec<Damage<'_>> = vec![
         ("FORMAT is garbage", Box::new(|f| fs::write(f.join("FORMAT"), "hello").unwrap())),
         ("FORMAT is not text", Box::new(|f| fs::write(f.join("FORMAT"), [0xff, 0xfe]).unwrap())),
-        ("the db folder is gone", Box::new(|f| fs::remove_dir_all(f.join("db")).unwrap())),
-        ("the journal is gone", Box::new(|f| fs::remove_file(journal(f)).unwrap())),
-        ("the journal's first tag", Box::new(|f| flip(&journal(f), 0))),
-        ("a length in the journal", Box::new(|f| flip(&journal(f), 500))),
-        ("a value in the journal", Box::new(|f| flip(&journal(f), 5_000))),
-        ("the tree's version", Box::new(|f| fs::write(f.join("db/version"), "x").unwrap())),
+        ("the log is gone", Box::new(|f| fs::remove_dir_all(f.join("log")).unwrap())),
+        ("the segment is gone", Box::new(|f| fs::remove_file(log_of(f)).unwrap())),
+        ("the first mark of the log", Box::new(|f| flip(&log_of(f), 0))),
+        ("a length in the log", Box::new(|f| flip(&log_of(f), 33))),
+        ("a value in the log", Box::new(|f| flip(&log_of(f), 5_000))),
+        ("the tables are gone", Box::new(|f| fs::remove_dir_all(f.join("tables")).unwrap())),
         ("FORMAT is gone", Box::new(|f| fs::remove_file(f.join("FORMAT")).unwrap())),
         ("WITNESS is gone", Box::new(|f| fs::remove_file(f.join("WITNESS")).unwrap())),
         ("WITNESS is cut", Box::new(|f| fs::write(f.join("WITNESS"), "ceiling 1\n").unwrap())),
-        ("the journal is empty", Box::new(|f| fs::write(journal(f), "").unwrap())),
-        ("the journal is zeros", Box::new(|f| fs::write(journal(f), vec![0; 1 << 20]).unwrap())),
+        ("the segment is empty", Box::new(|f| fs::write(log_of(f), "").unwrap())),
+        ("the segment is zeros", Box::new(|f| fs::write(log_of(f), vec![0; 1 << 20]).unwrap())),
         (
-            "the journal is cut",
+            "the segment is cut",
             Box::new(|f| {
-                let mut bytes = fs::read(journal(f)).unwrap();
-                let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+                let mut bytes = fs::read(log_of(f)).unwrap();
+                let end = used(&bytes);
                 bytes[end / 2..].fill(0);
-                fs::write(journal(f), bytes).unwrap();
+                fs::write(log_of(f), bytes).unwrap();
             }),
         ),
         (
-            "the journal's last byte",
-            Box::new(|f| {
-                let end =
-                    fs::read(journal(f)).unwrap().iter().rposition(|byte| *byte != 0).unwrap();
-                flip(&journal(f), end);
-            }),
+            "the last byte of the log",
+            Box::new(|f| flip(&log_of(f), used(&fs::read(log_of(f)).unwrap()) - 1)),
         ),
         (
             "the number of levels of a table",
             Box::new(|f| {
                 // The tree itself panics here. The section begins after the versions.
-                let list = f.join("db/keyspaces/2/v0");
+                let list = f.join("tables/settled/v0");
                 let bytes = fs::read(&list).unwrap();
                 let at = bytes.windows(3).position(|part| part == [0, 7, 0]).unwrap();
                 flip(&list, at + 1);
             }),
         ),
-        ("a table is gone", Box::new(|f| fs::remove_dir_all(f.join("db/keyspaces/2")).unwrap())),
+        ("a table is gone", Box::new(|f| fs::remove_dir_all(f.join("tables/settled")).unwrap())),
         (
             "all tables are gone",
             Box::new(|f| {
-                fs::remove_dir_all(f.join("db/keyspaces")).unwrap();
-                fs::create_dir(f.join("db/keyspaces")).unwrap();
+                fs::remove_dir_all(f.join("tables")).unwrap();
+                fs::create_dir(f.join("tables")).unwrap();
             }),
         ),
         (
             "a table's list is gone",
             Box::new(|f| {
-                fs::remove_file(f.join("db/keyspaces/2/current")).unwrap();
-            }),
-        ),
-        (
-            "the list of tables is gone",
-            Box::new(|f| {
-                fs::remove_dir_all(f.join("db/keyspaces/0")).unwrap();
+                fs::remove_file(f.join("tables/settled/current")).unwrap();
             }),
         ),
         (
             "something else is in it",
             Box::new(|f| {
-                fs::create_dir(f.join("db/keyspaces/lost+found")).unwrap();
+                fs::create_dir(f.join("tables/lost+found")).unwrap();
             }),
         ),
     ];
@@ -566,40 +571,37 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
         let folder = tempfile::tempdir().unwrap();
         copy(whole.path(), folder.path());
         damage(folder.path());
-        let before = contents(folder.path());
+        let before = contents(folder.path()).unwrap();
         let error = EmbeddedStore::open(folder.path()).err().unwrap_or_else(|| panic!("{what}"));
         assert!(matches!(error, OpenError::Damaged { .. }), "{what}: {error}");
         assert!(error.to_string().contains("damaged"), "{what}: {error}");
-        assert!(contents(folder.path()) == before, "{what}: something was changed");
+        assert!(contents(folder.path()).unwrap() == before, "{what}: something was changed");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_journal_that_a_crash_emptied_is_noticed() {
-    // Without a clean close the length of the journal is unknown, but the fence ceiling is known.
+async fn a_log_that_a_crash_emptied_is_noticed() {
+    // Without a clean close the last frame is unknown, but the first one is known.
     let folder = tempfile::tempdir().unwrap();
     crashed(folder.path()).await;
-    fs::write(folder.path().join("db/0.jnl"), vec![0; 1 << 20]).unwrap();
+    fs::write(log_of(folder.path()), vec![0; 1 << 20]).unwrap();
     let error = EmbeddedStore::open(folder.path()).unwrap_err();
     assert!(matches!(error, OpenError::Damaged { .. }), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
+async fn an_unfinished_end_is_what_a_crash_leaves() {
     let folder = tempfile::tempdir().unwrap();
     let whole = folder.path().join("crashed");
     crashed(&whole).await;
-    let path = whole.join("db");
-    let journal = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
-    let journal = journal.into_iter().find(|p| p.extension().is_some_and(|e| e == "jnl")).unwrap();
-    let bytes = fs::read(&journal).unwrap();
-    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    let bytes = fs::read(log_of(&whole)).unwrap();
+    let end = used(&bytes) - 1;
     for cut in [1, 5, 20, 60] {
         let mut torn = bytes.clone();
         torn[end - cut..].fill(0);
         let torn_folder = folder.path().join(format!("torn {cut}"));
         copy(&whole, &torn_folder);
-        fs::write(torn_folder.join("db").join(journal.file_name().unwrap()), torn).unwrap();
+        fs::write(log_of(&torn_folder), torn).unwrap();
         let store = EmbeddedStore::open(&torn_folder).unwrap();
         assert!(load(&store, &claim("key 50", 9)).await.is_some());
         store.close().await.unwrap();
@@ -664,16 +666,98 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     store.close().await.unwrap();
 }
 
-/// The size of all tables. The journal is allocated ahead and does not count.
+/// The size of all tables. The log is allocated ahead and does not count.
 fn tables_bytes(path: &Path) -> u64 {
     let mut sum = 0;
     for entry in fs::read_dir(path).unwrap().flatten() {
         let Ok(meta) = entry.metadata() else { continue };
         if meta.is_dir() {
             sum += tables_bytes(&entry.path());
-        } else if entry.path().extension().is_none_or(|extension| extension != "jnl") {
+        } else if entry.path().components().any(|part| part.as_os_str() == "tables") {
             sum += meta.len();
         }
     }
     sum
+}
+
+/// The least memory, so that the log has short segments.
+const SHORT_SEGMENTS: EmbeddedOptions =
+    EmbeddedOptions { memory_bytes: EmbeddedOptions::MEMORY_BYTES_MIN };
+
+/// Tables that cannot be written stop writes when the log has grown to its limit. Nothing is lost,
+/// and the store goes on by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_that_cannot_be_written_stop_writes_until_they_can() {
+    const BODY: usize = 100_000;
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let clock = Arc::new(onetake_core::SystemClock);
+        EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, clock).unwrap()
+    };
+    let store = open();
+    let files = folder.path().join("tables/settled/tables");
+    let hidden = folder.path().join("hidden");
+    fs::rename(&files, &hidden).unwrap();
+    let mut acknowledged = Vec::new();
+    let refused = loop {
+        let claim = claim(&format!("key {}", acknowledged.len()), 1);
+        match store.claim(vec![claim.clone()]).await.remove(0) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+        let transition = Transition::Complete(Recording::new(vec![b'x'; BODY]));
+        let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
+        match store.settle(vec![settlement]).await.remove(0) {
+            Ok(_) => acknowledged.push(claim),
+            Err(error) => break error,
+        }
+        assert!(acknowledged.len() < 1_000, "nothing stops writes");
+    };
+    assert_eq!(refused.kind(), StoreErrorKind::Unavailable, "{refused}");
+    assert!(acknowledged.len() * BODY > 4 << 20, "one segment and two more");
+    fs::rename(&hidden, &files).unwrap();
+    until("the store goes on", async || {
+        store.claim(vec![claim("again", 1)]).await.remove(0).is_ok()
+    })
+    .await;
+    store.close().await.unwrap();
+    let store = open();
+    for claim in &acknowledged {
+        assert_eq!(load(&store, claim).await.unwrap().state.name(), "completed");
+    }
+    store.close().await.unwrap();
+}
+
+/// Segments are used again, so the log does not grow with the number of records. Everything is
+/// there after a crash at any time.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_stays_short_and_has_what_the_tables_lack() {
+    let (live, copies) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let clock = Arc::new(onetake_core::SystemClock);
+    let open = |path: &Path| EmbeddedStore::open_as(path, SHORT_SEGMENTS, clock.clone()).unwrap();
+    let store = open(live.path());
+    let runs = claim("runs", 1);
+    granted(&store, &runs).await;
+    for round in 0..20_u32 {
+        let keys = |round: u32| (0..50).map(move |at| claim(&format!("key {round} {at}"), 1));
+        for claim in keys(round) {
+            granted(&store, &claim).await;
+            complete(&store, &claim, vec![round as u8; 20_000]).await;
+        }
+        let segments = fs::read_dir(live.path().join("log")).unwrap().count();
+        assert!(segments <= 4, "{segments} files");
+        if round % 5 < 4 {
+            continue;
+        }
+        let path = copies.path().join(round.to_string());
+        copy_open(live.path(), &path).await;
+        let crashed = open(&path);
+        assert_eq!(crashed.interrupted(), 1, "the running attempt is known after many segments");
+        for claim in (0..=round).flat_map(keys) {
+            assert_eq!(load(&crashed, &claim).await.unwrap().state.name(), "completed");
+        }
+        assert_eq!(load(&crashed, &runs).await.unwrap().state.name(), "unknown");
+        crashed.close().await.unwrap();
+    }
+    store.close().await.unwrap();
 }

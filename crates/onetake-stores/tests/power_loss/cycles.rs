@@ -13,6 +13,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -24,6 +25,7 @@ use crate::expected::{KeyState, Known};
 use crate::figures::{is_long, scratch};
 use crate::random::Random;
 use crate::script::{Ending, Run, Subject};
+use crate::subject::LEAST_MEMORY;
 
 /// Keys of one cycle.
 const KEYS: u32 = 2_000;
@@ -80,10 +82,11 @@ fn cycle_process() {
     say("");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
-        let store = match EmbeddedStore::open(root.join("data")) {
-            Ok(store) => store,
-            Err(error) => return say(&format!("wrong: it does not open: {error}")),
-        };
+        let store =
+            match EmbeddedStore::open_as(root.join("data"), LEAST_MEMORY, Arc::new(SystemClock)) {
+                Ok(store) => store,
+                Err(error) => return say(&format!("wrong: it does not open: {error}")),
+            };
         verify(&store, &checks).await;
         say("ready");
         let lanes = (0..LANES).map(|lane| load(&store, cycle, lane));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use onetake_core::clock::ManualClock;
 use onetake_core::{Clock, Store};
+use onetake_stores::embedded::EmbeddedOptions;
 use onetake_stores::{EmbeddedStore, FileJournal, SqliteStore};
 
 use crate::script::Subject;
@@ -18,6 +19,9 @@ pub(crate) fn place(subject: Subject) -> &'static str {
     }
 }
 
+pub(crate) const LEAST_MEMORY: EmbeddedOptions =
+    EmbeddedOptions { memory_bytes: EmbeddedOptions::MEMORY_BYTES_MIN };
+
 /// Opens a store in a root folder.
 pub(crate) fn open_store(
     subject: Subject,
@@ -27,7 +31,8 @@ pub(crate) fn open_store(
     let clock: Arc<dyn Clock> = Arc::new(clock.clone());
     let path = root.join(place(subject));
     match subject {
-        Subject::Embedded => EmbeddedStore::open_with(path, clock)
+        // The least memory makes the shortest segments of the log.
+        Subject::Embedded => EmbeddedStore::open_as(path, LEAST_MEMORY, clock)
             .map(|store| Arc::new(store) as Arc<dyn Store>)
             .map_err(|error| error.to_string()),
         Subject::Sqlite => SqliteStore::open_with(&path, clock)

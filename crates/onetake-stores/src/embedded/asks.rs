@@ -8,8 +8,6 @@
 //! An entry is written and removed in the same group as its record. Records that became unknown
 //! before this index existed have no entry. They are left to operators, as before.
 
-use lsm_tree::Guard as _;
-
 use onetake_core::{RecordId, StoreError, Timestamp};
 
 use super::lsm_table::LsmTable;
@@ -29,5 +27,5 @@ pub(super) fn due(
 ) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
     let end = key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
     let entry = |key: lsm_tree::Slice| moment_entry(key.strip_prefix(ALL).unwrap_or_default());
-    table.range(ALL.to_vec()..=end).map(move |found| found.key().map_err(broken).and_then(entry))
+    table.keys(ALL.to_vec()..=end).map(move |key| key.map_err(broken).and_then(entry))
 }

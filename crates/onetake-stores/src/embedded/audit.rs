@@ -8,7 +8,6 @@
 use std::ops::Bound;
 
 use bytes::Bytes;
-use lsm_tree::Guard as _;
 
 use onetake_core::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp, clock::micros};
@@ -41,8 +40,8 @@ pub(super) fn read(
     let end = [prefix.as_slice(), &end].concat();
     let range = (Bound::Included(prefix), Bound::Excluded(end));
     let mut places = Vec::new();
-    for entry in table.range(range).rev().take(limit) {
-        places.push(place(&entry.key().map_err(broken)?)?);
+    for key in table.keys(range).rev().take(limit) {
+        places.push(place(&key.map_err(broken)?)?);
     }
     let mut entries = Vec::new();
     for place in &places {
@@ -62,8 +61,8 @@ pub(super) fn old(
     let kept_since = Timestamp::from_micros(now.as_micros().saturating_sub(micros(AUDIT_KEPT)));
     let end = key(&AuditPosition::before(kept_since));
     let mut old = Vec::new();
-    for entry in table.range(ALL.to_vec()..end).take(limit) {
-        let place = place(&entry.key().map_err(broken)?)?;
+    for key in table.keys(ALL.to_vec()..end).take(limit) {
+        let place = place(&key.map_err(broken)?)?;
         if let Some(entry) = load(table, place)? {
             old.push((place, entry.id));
         }

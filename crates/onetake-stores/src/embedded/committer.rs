@@ -147,7 +147,7 @@ impl Committer {
         let reserve = folder.opener().map(FileReserve::new).map_err(io("open LOCK"))?;
         let folder = Arc::new(folder);
         let maintenance = Maintenance::start(Subject {
-            tables: tables.all().map(Clone::clone).to_vec(),
+            tree: tables.tree.clone(),
             log: files.clone(),
             witness: Arc::clone(&witness),
             lock: Arc::clone(&folder) as Arc<dyn Send + Sync>,

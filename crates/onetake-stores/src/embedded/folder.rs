@@ -6,7 +6,7 @@
 //! WITNESS    the least that log and tables must contain; its first write ends the creation
 //! LOCK       locked by the one process that uses the folder; contains its process id
 //! log/       the write-ahead log
-//! tables/    the tables
+//! tables/    the files of the tables
 //! ```
 
 use std::fs::{self, File};
@@ -174,9 +174,13 @@ impl Folder {
         for folder in [self.log(), self.tables()] {
             match fs::remove_dir_all(&folder) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => fs::create_dir(folder)?,
+                _ => {}
             }
         }
+        // CREATING is there before the folders are.
+        folders::sync(&self.path)?;
+        fs::create_dir(self.log())?;
+        fs::create_dir(self.tables())?;
         folders::sync(&self.path)
     }
 

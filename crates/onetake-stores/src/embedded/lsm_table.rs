@@ -1,67 +1,49 @@
-//! One table on disk: a log-structured merge tree.
+//! The tables on disk: one log-structured merge tree, in which each table has a prefix.
 //!
 //! The crate `lsm-tree` writes and reads files of sorted entries. It keeps new entries in memory
-//! until [`LsmTable::flush`]. It has no log: the store's own log makes entries durable before that.
+//! until [`LsmTree::flush`]. It has no log: the store's own log makes entries durable before that.
+//!
+//! Readers wait while the tree notes new files, which takes several syncs. A tree for each table
+//! would make them wait as often for each of them.
 
-use std::ops::RangeBounds;
+use std::ops::{Bound, RangeBounds};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use lsm_tree::{
-    AbstractTree, AnyTree, Cache, Config, DescriptorTable, IterGuardImpl, SeqNo,
+    AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard as _, SeqNo,
     SequenceNumberCounter, Slice,
 };
 
-/// The bytes of a file after a compaction of the whole table.
+/// The most files that stay open.
+const CACHED_FILES: usize = 128;
+/// The bytes of a file after a merge of all files.
 const FILE_BYTES: u64 = 64 << 20;
-/// The most steps of one compaction. Each step merges a few files.
+/// The most steps of one merge. Each step merges a few files.
 const STEPS_MAX: usize = 16;
 
-/// What the tables of a folder share.
+/// The bytes of most keys in the tree: a prefix, a moment and an id.
+const SHORT_KEY_BYTES: usize = 1 + 8 + 16;
+
+/// The tree of a folder.
 #[derive(Clone)]
-pub(super) struct TableOptions {
-    pub(super) cache: Arc<Cache>,
-    pub(super) files: Arc<DescriptorTable>,
-    pub(super) order: WriteOrder,
-}
-
-/// The order of writes, for all tables.
-#[derive(Clone, Default)]
-pub(super) struct WriteOrder {
-    next: SequenceNumberCounter,
-    visible: SequenceNumberCounter,
-}
-
-impl WriteOrder {
-    /// Returns the number of a new write. No earlier write has it.
-    pub(super) fn next(&self) -> SeqNo {
-        self.next.next()
-    }
-
-    /// Entries below this number may be discarded if there is a newer one: no reader uses an older
-    /// state.
-    fn discard_below(&self) -> SeqNo {
-        self.next.get()
-    }
-}
-
-#[derive(Clone)]
-pub(super) struct LsmTable {
+pub(super) struct LsmTree {
     tree: AnyTree,
     path: PathBuf,
-    order: WriteOrder,
+    /// The number of the next write.
+    next: SequenceNumberCounter,
 }
 
-impl LsmTable {
-    /// Opens the table, or creates it.
-    pub(super) fn open(path: &Path, options: &TableOptions) -> Result<Self, lsm_tree::Error> {
-        let order = options.order.clone();
-        let bloom = |policy| FilterPolicyEntry::Bloom(policy);
-        let tree = Config::new(path, order.next.clone(), order.visible.clone())
-            .use_cache(Arc::clone(&options.cache))
-            .use_descriptor_table(Some(Arc::clone(&options.files)))
+impl LsmTree {
+    /// Opens the tree, or creates it. `cache` is the memory for blocks of files, in bytes.
+    pub(super) fn open(path: &Path, cache: u64) -> Result<Self, lsm_tree::Error> {
+        let (next, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
+        let bloom = FilterPolicyEntry::Bloom;
+        let tree = Config::new(path, next.clone(), visible)
+            .use_cache(Arc::new(Cache::with_capacity_bytes(cache)))
+            .use_descriptor_table(Some(Arc::new(DescriptorTable::new(CACHED_FILES))))
             // Most claims look for a key that does not exist.
             .filter_policy(FilterPolicy::new([
                 bloom(BloomConstructionPolicy::FalsePositiveRate(0.0001)),
@@ -69,29 +51,20 @@ impl LsmTable {
             ]))
             .open()?;
         if let Some(highest) = tree.get_highest_persisted_seqno() {
-            order.next.fetch_max(highest + 1);
+            next.fetch_max(highest + 1);
         }
-        Ok(Self { tree, path: path.to_owned(), order })
+        Ok(Self { tree, path: path.to_owned(), next })
     }
 
-    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Slice>, lsm_tree::Error> {
-        self.tree.get(key, SeqNo::MAX)
+    /// Returns the number of a new write. No earlier write has it.
+    pub(super) fn next_write(&self) -> SeqNo {
+        self.next.next()
     }
 
-    /// Returns the entries in this range, in order.
-    pub(super) fn range<K: AsRef<[u8]>>(
-        &self,
-        range: impl RangeBounds<K>,
-    ) -> Box<dyn DoubleEndedIterator<Item = IterGuardImpl> + Send> {
-        self.tree.range(range, SeqNo::MAX, None)
-    }
-
-    /// Inserts an entry in memory, or removes it (`None`).
-    pub(super) fn write(&self, key: Slice, value: Option<Slice>, number: SeqNo) {
-        match value {
-            Some(value) => self.tree.insert(key, value, number),
-            None => self.tree.remove(key, number),
-        };
+    /// Entries below this number may be discarded if there is a newer one: no reader uses an older
+    /// state.
+    fn discard_below(&self) -> SeqNo {
+        self.next.get()
     }
 
     /// Ends the entries in memory that the next flush writes.
@@ -102,14 +75,14 @@ impl LsmTable {
     /// Writes the sealed entries to files, and syncs them.
     pub(super) fn flush(&self) -> Result<(), lsm_tree::Error> {
         let lock = self.tree.get_flush_lock();
-        self.tree.flush(&lock, self.order.discard_below()).map(drop)
+        self.tree.flush(&lock, self.discard_below()).map(drop)
     }
 
-    /// Merges files, if there are many. Returns without an error if another thread does so.
-    pub(super) fn compact(&self) -> Result<(), lsm_tree::Error> {
+    /// Merges files, if there are many.
+    pub(super) fn merge(&self) -> Result<(), lsm_tree::Error> {
         for _ in 0..STEPS_MAX {
             let before = self.tree.current_version().id();
-            self.tree.compact(Arc::new(Leveled::default()), self.order.discard_below())?;
+            self.tree.compact(Arc::new(Leveled::default()), self.discard_below())?;
             if self.tree.current_version().id() == before {
                 break;
             }
@@ -117,15 +90,15 @@ impl LsmTable {
         self.remove_replaced()
     }
 
-    /// Writes the whole table anew, without entries that were removed.
-    pub(super) fn compact_all(&self) -> Result<(), lsm_tree::Error> {
-        self.tree.major_compact(FILE_BYTES, self.order.discard_below())?;
+    /// Merges all files. The result has no entries that were removed.
+    pub(super) fn merge_all(&self) -> Result<(), lsm_tree::Error> {
+        self.tree.major_compact(FILE_BYTES, self.discard_below())?;
         self.remove_replaced()
     }
 
-    /// Removes files that a compaction replaced.
+    /// Removes files that a merge replaced.
     fn remove_replaced(&self) -> Result<(), lsm_tree::Error> {
-        let below = self.order.discard_below();
+        let below = self.discard_below();
         self.tree.get_version_history_lock().maintenance(&self.path, below)
     }
 
@@ -134,8 +107,66 @@ impl LsmTable {
         self.tree.l0_run_count()
     }
 
-    /// The approximate number of entries.
+    /// The approximate number of entries of all tables.
     pub(super) fn len_about(&self) -> usize {
         self.tree.approximate_len()
+    }
+}
+
+/// One table of the tree.
+pub(super) struct LsmTable {
+    tree: LsmTree,
+    /// The first byte of the table's keys in the tree.
+    prefix: u8,
+}
+
+impl LsmTable {
+    pub(super) fn new(tree: &LsmTree, prefix: u8) -> Self {
+        Self { tree: tree.clone(), prefix }
+    }
+
+    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Slice>, lsm_tree::Error> {
+        self.with_prefix(key, |key| self.tree.tree.get(key, SeqNo::MAX))
+    }
+
+    /// Returns the keys in this range, in order.
+    pub(super) fn keys<K: AsRef<[u8]>>(
+        &self,
+        range: impl RangeBounds<K>,
+    ) -> Box<dyn DoubleEndedIterator<Item = Result<Slice, lsm_tree::Error>>> {
+        let slice = |key: &K| self.with_prefix(key.as_ref(), |key| Slice::from(key));
+        let start = match range.start_bound().map(slice) {
+            Bound::Unbounded => Bound::Included(Slice::from([self.prefix])),
+            start => start,
+        };
+        let end = match range.end_bound().map(slice) {
+            Bound::Unbounded => Bound::Excluded(Slice::from([self.prefix + 1])),
+            end => end,
+        };
+        let entries = self.tree.tree.range::<Slice, _>((start, end), SeqNo::MAX, None);
+        let without_prefix = |key: Slice| Slice::from(key.get(1..).unwrap_or_default());
+        Box::new(entries.map(move |entry| entry.key().map(without_prefix)))
+    }
+
+    /// Inserts an entry in memory, or removes it (`None`).
+    pub(super) fn write(&self, key: &[u8], value: Option<Slice>, number: SeqNo) {
+        let tree = &self.tree.tree;
+        self.with_prefix(key, |key| match value {
+            Some(value) => tree.insert(key, value, number),
+            None => tree.remove(key, number),
+        });
+    }
+
+    /// Calls `use_it` with the key in the tree. Most keys are short, and need no allocation.
+    fn with_prefix<T>(&self, key: &[u8], use_it: impl FnOnce(&[u8]) -> T) -> T {
+        let mut short = [0; SHORT_KEY_BYTES];
+        match short.get_mut(..=key.len()).and_then(|whole| whole.split_first_mut()) {
+            Some((first, rest)) => {
+                *first = self.prefix;
+                rest.copy_from_slice(key);
+                use_it(short.get(..=key.len()).unwrap_or_default())
+            }
+            None => use_it(&[&[self.prefix], key].concat()),
+        }
     }
 }

@@ -11,21 +11,24 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use super::log::{LogFiles, Place};
-use super::lsm_table::LsmTable;
+use super::lsm_table::LsmTree;
 use super::witness::WitnessFile;
 
 /// The number of unmerged flushes at which the writing thread merges files itself before it adds
 /// one.
 const UNMERGED_MAX: usize = 12;
+/// The niceness of the threads.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 10;
 /// The pause after a failure, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The longest wait for the threads when the store is closed. A merge may take longer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// The tables, log and files that the threads work on.
+/// The files that the threads work on.
 pub(super) struct Subject {
-    pub(super) tables: Vec<LsmTable>,
+    pub(super) tree: LsmTree,
     pub(super) log: LogFiles,
     pub(super) witness: Arc<WitnessFile>,
     /// Kept until both threads have ended: the folder stays locked.
@@ -107,10 +110,10 @@ impl Maintenance {
         let progress = Arc::<Progress>::default();
         let (tasks, queue) = mpsc::channel();
         let (merges, merge_queue) = mpsc::channel();
-        let (tables, lock) = (subject.tables.clone(), Arc::clone(&subject.lock));
+        let (tree, lock) = (subject.tree.clone(), Arc::clone(&subject.lock));
         spawn("onetake-compact", &progress, move |_| {
             let _lock = lock;
-            merge(&tables, &merge_queue);
+            merge(&tree, &merge_queue);
         })?;
         spawn("onetake-flush", &progress, move |progress| {
             for task in queue {
@@ -133,7 +136,7 @@ impl Maintenance {
         let _ended = self.tasks.send(Task::MakeSpare);
     }
 
-    /// Merges all files of the large tables after the next flush.
+    /// Merges all files after the next flush.
     pub(super) fn merge_all(&self) {
         self.progress.change(|state| state.merges_all = true);
     }
@@ -165,10 +168,24 @@ fn spawn(
     let progress = Arc::clone(progress);
     let thread = std::thread::Builder::new().name(name.to_owned());
     let run = move || {
+        lower_priority();
         let end = EndOfThread(progress);
         run(&end.0);
     };
     thread.spawn(run).map(drop)
+}
+
+/// Lowers the priority of this thread, so that requests do not wait for it. A tenth of a core is
+/// enough for it.
+fn lower_priority() {
+    #[cfg(target_os = "linux")]
+    {
+        // On Linux a thread has a priority of its own.
+        let thread = Some(rustix::thread::gettid());
+        if let Err(error) = rustix::process::setpriority_process(thread, NICE) {
+            tracing::debug!(%error, "the priority of a thread of the store could not be lowered");
+        }
+    }
 }
 
 impl Subject {
@@ -190,14 +207,12 @@ impl Subject {
     }
 
     fn write_files(&self, place: Place) -> io::Result<()> {
-        for table in &self.tables {
-            caught(|| {
-                if table.unmerged() >= UNMERGED_MAX {
-                    table.compact()?;
-                }
-                table.flush()
-            })?;
-        }
+        caught(|| {
+            if self.tree.unmerged() >= UNMERGED_MAX {
+                self.tree.merge()?;
+            }
+            self.tree.flush()
+        })?;
         // From here on the earlier segments are not needed.
         self.witness.update(|witness| witness.from = place)?;
         self.log.remove_before(place.segment)
@@ -214,14 +229,11 @@ impl Subject {
 }
 
 /// Merges files after each flush.
-fn merge(tables: &[LsmTable], queue: &mpsc::Receiver<Merge>) {
+fn merge(tree: &LsmTree, queue: &mpsc::Receiver<Merge>) {
     while let Ok(first) = queue.recv() {
         let merges_all = queue.try_iter().chain([first]).any(|merge| merge == Merge::All);
-        for table in tables {
-            let merged = caught(|| if merges_all { table.compact_all() } else { table.compact() });
-            if let Err(error) = merged {
-                tracing::warn!(%error, "the files of the store's tables could not be merged yet");
-            }
+        if let Err(error) = caught(|| if merges_all { tree.merge_all() } else { tree.merge() }) {
+            tracing::warn!(%error, "the files of the store's tables could not be merged yet");
         }
     }
 }

@@ -1,27 +1,46 @@
-//! A check of the tables' lists of files before the tables are opened.
+//! A check of the list of the tables' files before they are opened.
 //!
-//! The file `current` of a table names the newest list of its files (`v0`, `v1` and so on) and has
-//! a checksum of it. lsm-tree does not verify that checksum: a damaged list makes it panic, or forget
-//! files and the records in them.
+//! The file `current` names the newest list of files (`v0`, `v1` and so on) and has a checksum of
+//! it. lsm-tree does not verify that checksum: a damaged list makes it panic, or forget files and the
+//! records in them.
 //!
 //! The format, as of lsm-tree 3: number of the list (u64), XXH3 of the list (u128), 0; little-endian.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Returns true if the newest list of a table's files matches its checksum.
-pub(super) fn is_whole(table: &Path) -> io::Result<bool> {
-    let current = fs::read(table.join("current"))?;
+use crate::folders;
+
+/// The name of the file that names the newest list.
+pub(super) const CURRENT: &str = "current";
+
+/// Returns true if the newest list of files matches its checksum.
+pub(super) fn is_whole(folder: &Path) -> io::Result<bool> {
+    let current = fs::read(folder.join(CURRENT))?;
     let Some((number, rest)) = current.split_first_chunk::<8>() else { return Ok(false) };
     let Some((checksum, [0])) = rest.split_first_chunk::<16>() else { return Ok(false) };
-    match fs::read(table.join(format!("v{}", u64::from_le_bytes(*number)))) {
+    match fs::read(folder.join(format!("v{}", u64::from_le_bytes(*number)))) {
         Ok(list) => Ok(xxh3_128(&list) == u128::from_le_bytes(*checksum)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// Writes `current` once more, and syncs it.
+///
+/// After a failed sync, the operating system shows a file that is not on disk, also to the next
+/// process. That process would remove the list of files that the file on disk names.
+pub(super) fn write_current_again(folder: &Path) -> io::Result<()> {
+    let current = folder.join(CURRENT);
+    let draft = folder.join("current.new");
+    let mut file = File::create(&draft)?;
+    file.write_all(&fs::read(&current)?)?;
+    file.sync_all()?;
+    fs::rename(draft, current)?;
+    folders::sync(folder)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use onetake_core::{Fence, Record, RecordId, Rng as _, StoreError, StoreErrorKind
 
 use super::folder::{Folder, OpenError};
 use super::log::{self, Frame, Item, Log, LogFiles, LogOnDisk, Place, Table};
+use super::manifest;
 use super::tables::{self, Tables};
 use super::witness::{Witness, WitnessFile};
 
@@ -52,9 +53,6 @@ pub(super) fn open(folder: &Folder, memory: u64) -> Result<Opened, OpenError> {
             "its content is older than at the last use: an old copy was restored, or writes were lost",
         ));
     }
-    if let Some(on_disk) = on_disk.as_ref().filter(|_| witness.closed.is_none()) {
-        on_disk.write_last_again().map_err(io("repair the log"))?;
-    }
     let running: Vec<Arc<Record>> = running.into_values().map(Arc::new).collect();
     let files = LogFiles::new(folder.log(), segment_bytes(memory));
     let last = on_disk.map_or_else(Place::default, |on_disk| on_disk.last);
@@ -88,8 +86,13 @@ fn check(folder: &Folder, witness: &Witness) -> Result<LogOnDisk, OpenError> {
     };
     let damaged = |what| OpenError::damaged(folder.path(), what);
     let on_disk = log::check(&folder.log(), witness).map_err(io)?.map_err(damaged)?;
-    // The log changes from here on, and may be interrupted.
+    // The folder changes from here on, and that may be interrupted.
     folder.begin_use(&Witness { closed: None, ..witness.clone() })?;
+    if witness.closed.is_none() {
+        let io = |error| OpenError::io(folder.path(), "repair the log and the tables", error);
+        on_disk.write_last_again().map_err(io)?;
+        manifest::write_current_again(&folder.tables()).map_err(io)?;
+    }
     Ok(on_disk)
 }
 

@@ -1,23 +1,21 @@
 //! The tables.
 //!
-//! | table | key | value |
-//! | --- | --- | --- |
-//! | `settled` | id | the record, once it is settled |
-//! | `expiry` | moment of expiry, id | nothing: the index for the sweep; an entry may be out of date |
-//! | `meta` | name | the store's own data, its secrets, the audit, and the reconcile index |
+//! | table | prefix | key | value |
+//! | --- | --- | --- | --- |
+//! | `settled` | s | id | the record, once it is settled |
+//! | `expiry` | e | moment of expiry, id | nothing: the index for the sweep; an entry may be out of date |
+//! | `meta` | m | name | the store's own data, its secrets, the audit, and the reconcile index |
 //!
 //! The records of running attempts are in memory and in the log. A record that runs again keeps its
 //! older version in `settled` until it is settled again. The running one takes precedence.
 
 use std::collections::HashMap;
-use std::fs;
 use std::ops::{Bound, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use lsm_tree::{Cache, DescriptorTable, Guard as _, Slice};
+use lsm_tree::Slice;
 
 use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
 use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, Timestamp, codec};
@@ -27,27 +25,19 @@ use super::audit;
 use super::files::is_too_many;
 use super::folder::{Folder, OpenError};
 use super::log::{FrameBuilder, Item, Table};
-use super::lsm_table::{LsmTable, TableOptions, WriteOrder};
+use super::lsm_table::{LsmTable, LsmTree};
 use super::manifest;
 use super::unwritten::{ITEM_BYTES, Unwritten};
-
-/// The most files of tables that stay open.
-const CACHED_FILES: usize = 128;
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
 /// The prefix of a secret's name.
 const SECRET: &[u8] = b"secret:";
 
-/// The names of the tables' folders.
-const SETTLED: &str = "settled";
-const EXPIRY: &str = "expiry";
-const META: &str = "meta";
-
 pub(super) struct Tables {
+    pub(super) tree: LsmTree,
     settled: LsmTable,
     expiry: LsmTable,
     meta: LsmTable,
-    order: WriteOrder,
     pub(super) unwritten: Unwritten,
 }
 
@@ -56,30 +46,16 @@ impl Tables {
     /// bytes.
     pub(super) fn open(folder: &Folder, cache: u64) -> Result<Self, OpenError> {
         // lsm-tree panics on some kinds of damage.
-        catch_unwind(AssertUnwindSafe(|| Self::open_in(&folder.tables(), cache)))
+        let tree = catch_unwind(AssertUnwindSafe(|| LsmTree::open(&folder.tables(), cache)))
             .map_err(|_| OpenError::damaged(folder.path(), "the tables cannot be read"))?
-            .map_err(|error| refused(folder, error))
-    }
-
-    fn open_in(folder: &Path, cache: u64) -> Result<Self, lsm_tree::Error> {
-        let order = WriteOrder::default();
-        let options = TableOptions {
-            cache: Arc::new(Cache::with_capacity_bytes(cache)),
-            files: Arc::new(DescriptorTable::new(CACHED_FILES)),
-            order: order.clone(),
-        };
-        let open = |name: &str| LsmTable::open(&folder.join(name), &options);
+            .map_err(|error| refused(folder, error))?;
         Ok(Self {
-            settled: open(SETTLED)?,
-            expiry: open(EXPIRY)?,
-            meta: open(META)?,
-            order,
+            settled: LsmTable::new(&tree, b's'),
+            expiry: LsmTable::new(&tree, b'e'),
+            meta: LsmTable::new(&tree, b'm'),
+            tree,
             unwritten: Unwritten::new(),
         })
-    }
-
-    pub(super) fn all(&self) -> [&LsmTable; 3] {
-        [&self.settled, &self.expiry, &self.meta]
     }
 
     /// Returns a settled record by its id.
@@ -100,8 +76,8 @@ impl Tables {
     ) -> Result<Vec<RecordId>, StoreError> {
         let from = from.as_ref().map(|id| id.as_bytes().as_slice());
         let start = from.map_or(Bound::Unbounded, Bound::Excluded);
-        let entries = self.settled.range::<&[u8]>((start, Bound::Unbounded)).take(limit);
-        entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
+        let keys = self.settled.keys::<&[u8]>((start, Bound::Unbounded)).take(limit);
+        keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
     }
 
     /// Returns the ids of settled records in this range, in order.
@@ -111,8 +87,8 @@ impl Tables {
         limit: usize,
     ) -> Result<Vec<RecordId>, StoreError> {
         let (first, last) = (*range.start().as_bytes(), *range.end().as_bytes());
-        let entries = self.settled.range(first..=last).take(limit);
-        entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
+        let keys = self.settled.keys(first..=last).take(limit);
+        keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
     }
 
     /// Returns up to `limit` entries of the expiry index that are due, the oldest first.
@@ -122,10 +98,8 @@ impl Tables {
         limit: usize,
     ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
         let end = moment_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
-        let entries = self.expiry.range(..=end).take(limit);
-        entries
-            .map(|entry| entry.key().map_err(broken).and_then(|key| moment_entry(&key)))
-            .collect()
+        let keys = self.expiry.keys(..=end).take(limit);
+        keys.map(|key| key.map_err(broken).and_then(|key| moment_entry(&key))).collect()
     }
 
     /// Returns the entries of the reconcile index that are due, the longest due first.
@@ -165,9 +139,10 @@ impl Tables {
         audit::read(&self.meta, of, from, limit)
     }
 
-    /// The approximate number of settled records.
+    /// The approximate number of settled records: each has an entry of its own and one for its
+    /// expiry.
     pub(super) fn settled_about(&self) -> usize {
-        self.settled.len_about()
+        self.tree.len_about() / 2
     }
 
     /// Begins a group of writes.
@@ -182,9 +157,9 @@ impl Tables {
 
     /// Applies durable changes.
     pub(super) fn apply(&self, changes: Changes) {
-        let number = self.order.next();
+        let number = self.tree.next_write();
         for Change { table, key, value } in changes.changes {
-            self.write(table, key, value, number);
+            self.write(table, &key, value, number);
         }
         self.unwritten.add(changes.bytes);
     }
@@ -197,11 +172,11 @@ impl Tables {
             Item::Remove(table, key) => (table, key, None),
         };
         let bytes = value.as_ref().map_or(0, |value| value.len() as u64);
-        self.write(table, Slice::from(key), value, self.order.next());
+        self.write(table, key, value, self.tree.next_write());
         self.unwritten.add(ITEM_BYTES + bytes);
     }
 
-    fn write(&self, table: Table, key: Slice, value: Option<Slice>, number: u64) {
+    fn write(&self, table: Table, key: &[u8], value: Option<Slice>, number: u64) {
         match table {
             Table::Running => {}
             Table::Settled => self.settled.write(key, value, number),
@@ -212,7 +187,7 @@ impl Tables {
 
     /// Ends the entries in memory that the next flush writes to files.
     pub(super) fn seal(&self) {
-        self.all().into_iter().for_each(LsmTable::seal);
+        self.tree.seal();
         self.unwritten.seal();
     }
 }
@@ -229,29 +204,18 @@ fn refused(folder: &Folder, error: lsm_tree::Error) -> OpenError {
     }
 }
 
-/// Checks the files of the tables before they are opened, because opening changes them.
+/// Checks the list of the tables' files before they are opened, because opening changes them.
 pub(super) fn check_files(folder: &Folder) -> Result<(), OpenError> {
-    let path = folder.tables();
-    let damaged = |what: String| OpenError::damaged(folder.path(), what);
-    for table in [SETTLED, EXPIRY, META] {
-        // lsm-tree creates a table that lacks this file.
-        if !path.join(table).join("current").is_file() {
-            return Err(damaged(format!("the table {table} or its list of files is missing")));
-        }
+    let damaged = |what: &str| Err(OpenError::damaged(folder.path(), what));
+    // lsm-tree creates tables that lack this file.
+    if !folder.tables().join(manifest::CURRENT).is_file() {
+        return damaged("the tables or the list of their files is missing");
     }
-    let io = |error| OpenError::io(folder.path(), "read the tables", error);
-    for table in [SETTLED, EXPIRY, META] {
-        if !manifest::is_whole(&path.join(table)).map_err(io)? {
-            return Err(damaged(format!("the list of files of the table {table} has changed")));
-        }
+    match manifest::is_whole(&folder.tables()) {
+        Ok(true) => Ok(()),
+        Ok(false) => damaged("the list of the tables' files has changed"),
+        Err(error) => Err(OpenError::io(folder.path(), "read the tables", error)),
     }
-    for entry in fs::read_dir(&path).map_err(io)? {
-        let name = entry.map_err(io)?.file_name();
-        if ![SETTLED, EXPIRY, META].iter().any(|table| name == *table) {
-            return Err(damaged(format!("tables has an unknown entry: {}", name.display())));
-        }
-    }
-    Ok(())
 }
 
 /// Changes of the tables that are durable in the log.

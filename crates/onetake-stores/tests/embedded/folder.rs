@@ -540,30 +540,23 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
             "the number of levels of a table",
             Box::new(|f| {
                 // The tree itself panics here. The section begins after the versions.
-                let list = f.join("tables/settled/v0");
+                let list = f.join("tables/v0");
                 let bytes = fs::read(&list).unwrap();
                 let at = bytes.windows(3).position(|part| part == [0, 7, 0]).unwrap();
                 flip(&list, at + 1);
             }),
         ),
-        ("a table is gone", Box::new(|f| fs::remove_dir_all(f.join("tables/settled")).unwrap())),
         (
-            "all tables are gone",
+            "all files of tables are gone",
             Box::new(|f| {
                 fs::remove_dir_all(f.join("tables")).unwrap();
                 fs::create_dir(f.join("tables")).unwrap();
             }),
         ),
         (
-            "a table's list is gone",
+            "the list of files is gone",
             Box::new(|f| {
-                fs::remove_file(f.join("tables/settled/current")).unwrap();
-            }),
-        ),
-        (
-            "something else is in it",
-            Box::new(|f| {
-                fs::create_dir(f.join("tables/lost+found")).unwrap();
+                fs::remove_file(f.join("tables/current")).unwrap();
             }),
         ),
     ];
@@ -695,7 +688,7 @@ async fn tables_that_cannot_be_written_stop_writes_until_they_can() {
         EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, clock).unwrap()
     };
     let store = open();
-    let files = folder.path().join("tables/settled/tables");
+    let files = folder.path().join("tables/tables");
     let hidden = folder.path().join("hidden");
     fs::rename(&files, &hidden).unwrap();
     let mut acknowledged = Vec::new();

@@ -134,11 +134,16 @@ impl LogFiles {
     /// Opens an empty segment: the spare file, or a new one. Its name is durable.
     fn open_segment(&self, number: u64) -> io::Result<File> {
         let path = segment_path(&self.folder, number);
-        let file = match fs::rename(self.folder.join(SPARE), &path) {
+        let spare = self.folder.join(SPARE);
+        if path.exists() {
+            // An earlier attempt failed after the file got its name. The name is given again: a
+            // sync that failed once says nothing about the same name later.
+            fs::rename(&path, &spare)?;
+        }
+        let file = match fs::rename(spare, &path) {
             Ok(()) => File::options().write(true).open(&path)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // It exists if an earlier attempt failed after the file got its name.
-                let file = File::options().write(true).create(true).truncate(false).open(&path)?;
+                let file = File::create_new(&path)?;
                 file.set_len(self.segment_bytes)?;
                 file.sync_all()?;
                 file

@@ -24,6 +24,8 @@ use super::working_set::WorkingSet;
 
 /// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
+/// The bytes of a frame at which it is written before its group is complete.
+const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The number of records that a sweep checks between two groups of traffic.
 const SWEEP_STEP: usize = 64;
 /// The number of deleted records after which the tables are compacted to give back their space. It
@@ -215,9 +217,11 @@ impl Committer {
             return Ok(());
         }
         let now = self.clock.now();
-        let mut group = self.tables.group();
+        let (tables, log, memory) = (&self.tables, &mut self.log, &mut self.memory);
+        let mut group = tables.group();
+        // The failure of a frame that was written early.
+        let mut failure = None;
         let mut replies: Vec<Reply> = Vec::with_capacity(jobs.len());
-        let (tables, memory) = (&self.tables, &mut self.memory);
         for job in jobs {
             let reply: Reply = match job {
                 EmbeddedJob::Claim(batch, to) => {
@@ -225,7 +229,14 @@ impl Committer {
                     answer_each(batch.iter().map(one).collect(), to)
                 }
                 EmbeddedJob::Settle(batch, to) => {
-                    let one = |settlement| memory.settle(tables, &mut group, settlement, now);
+                    let one = |settlement| {
+                        let answer = memory.settle(tables, &mut group, settlement, now);
+                        if group.bytes() >= FRAME_BYTES_MAX && failure.is_none() {
+                            let large = std::mem::replace(&mut group, tables.group());
+                            failure = write_early(large, log, tables, memory).err();
+                        }
+                        answer
+                    };
                     answer_each(batch.iter().map(one).collect(), to)
                 }
                 EmbeddedJob::Load(ids, to) => {
@@ -267,7 +278,11 @@ impl Committer {
             }
         }
         let (is_empty, (frame, changes)) = (group.is_empty(), group.into_parts());
-        let result = if is_empty { Ok(()) } else { self.log.append(frame).map_err(failed) };
+        let result = match failure {
+            Some(error) => Err(error),
+            None if is_empty => Ok(()),
+            None => self.log.append(frame).map_err(failed),
+        };
         replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
         result?;
         // The callers go on while the tables change. No later job is read before that.
@@ -361,6 +376,21 @@ impl Committer {
         }
         Ok(())
     }
+}
+
+/// Writes a part of a group that is large already, so that its bytes are not kept twice. Its answers
+/// wait for the rest.
+fn write_early(
+    group: Group<'_>,
+    log: &mut Log,
+    tables: &Tables,
+    memory: &mut WorkingSet,
+) -> Result<(), StoreError> {
+    let (frame, changes) = group.into_parts();
+    log.append(frame).map_err(failed)?;
+    tables.apply(changes);
+    memory.fresh.clear();
+    Ok(())
 }
 
 enum CommitStep {

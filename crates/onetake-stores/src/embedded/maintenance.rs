@@ -17,9 +17,6 @@ use super::witness::WitnessFile;
 /// The number of unmerged flushes at which the writing thread merges files itself before it adds
 /// one.
 const UNMERGED_MAX: usize = 12;
-/// The niceness of the threads.
-#[cfg(target_os = "linux")]
-const NICE: i32 = 10;
 /// The pause after a failure, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -168,24 +165,10 @@ fn spawn(
     let progress = Arc::clone(progress);
     let thread = std::thread::Builder::new().name(name.to_owned());
     let run = move || {
-        lower_priority();
         let end = EndOfThread(progress);
         run(&end.0);
     };
     thread.spawn(run).map(drop)
-}
-
-/// Lowers the priority of this thread, so that requests do not wait for it. A tenth of a core is
-/// enough for it.
-fn lower_priority() {
-    #[cfg(target_os = "linux")]
-    {
-        // On Linux a thread has a priority of its own.
-        let thread = Some(rustix::thread::gettid());
-        if let Err(error) = rustix::process::setpriority_process(thread, NICE) {
-            tracing::debug!(%error, "the priority of a thread of the store could not be lowered");
-        }
-    }
 }
 
 impl Subject {

@@ -352,6 +352,11 @@ impl Group<'_> {
         self.frame.is_empty()
     }
 
+    /// The bytes of its frame.
+    pub(super) fn bytes(&self) -> usize {
+        self.frame.bytes()
+    }
+
     /// Returns the frame that makes the group durable, and the changes to apply after that.
     pub(super) fn into_parts(self) -> (FrameBuilder, Changes) {
         (self.frame, self.changes)

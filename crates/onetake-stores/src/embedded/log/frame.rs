@@ -77,6 +77,10 @@ impl FrameBuilder {
         self.0.len() <= HEAD_BYTES
     }
 
+    pub(in crate::embedded) fn bytes(&self) -> usize {
+        self.0.len()
+    }
+
     /// Completes the head, and returns the bytes of the frame.
     pub(super) fn finish(mut self, mark: &Mark, number: u64) -> Vec<u8> {
         let length = self.0.len().saturating_sub(HEAD_BYTES) as u64;

@@ -190,12 +190,11 @@ impl Subject {
     }
 
     fn write_files(&self, place: Place) -> io::Result<()> {
-        caught(|| {
-            if self.tree.unmerged() >= UNMERGED_MAX {
-                self.tree.merge()?;
-            }
-            self.tree.flush()
-        })?;
+        if self.tree.unmerged() >= UNMERGED_MAX {
+            // A damaged file cannot be merged. New entries do not depend on it.
+            let _warned_by_the_other_thread = caught(|| self.tree.merge());
+        }
+        caught(|| self.tree.flush())?;
         // From here on the earlier segments are not needed.
         self.witness.update(|witness| witness.from = place)?;
         self.log.remove_before(place.segment)

@@ -754,3 +754,55 @@ async fn the_log_stays_short_and_has_what_the_tables_lack() {
     }
     store.close().await.unwrap();
 }
+
+/// A damaged file of a table costs the records in it, which are refused. The others go on, although
+/// files cannot be merged any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
+    const BODY: usize = 100_000;
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(onetake_core::SystemClock);
+    let store = EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, clock).unwrap();
+    // The log is needed from its second segment on once the tables are in files.
+    let has_files = || {
+        let witness = fs::read_to_string(folder.path().join("WITNESS")).unwrap();
+        witness.contains("\nsegment 2\n")
+    };
+    let write = async |number: u32| {
+        let claim = claim(&format!("key {number}"), 1);
+        granted(&store, &claim).await;
+        complete(&store, &claim, vec![b'x'; BODY]).await;
+        claim
+    };
+    let mut written = Vec::new();
+    while !has_files() {
+        written.push(write(written.len() as u32).await);
+    }
+    let damaged = written.len();
+    let file = fs::read_dir(folder.path().join("tables/tables")).unwrap().next();
+    let file = file.unwrap().unwrap().path();
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x20;
+    fs::write(&file, bytes).unwrap();
+    // More than enough for the files of many segments.
+    for number in 0..500 {
+        written.push(write(10_000 + number).await);
+    }
+    let (mut whole, mut refused) = (0, 0);
+    for (at, claim) in written.iter().enumerate() {
+        match store.load(vec![claim.id]).await.remove(0) {
+            Ok(record) => {
+                assert_eq!(record.unwrap().state.name(), "completed", "{at}");
+                whole += 1;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), StoreErrorKind::Invalid, "{at}: {error}");
+                assert!(at < damaged, "{at} was written later");
+                refused += 1;
+            }
+        }
+    }
+    assert!(whole >= 500 && refused > 0, "{whole} whole, {refused} refused");
+    store.close().await.unwrap();
+}

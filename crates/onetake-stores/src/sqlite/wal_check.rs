@@ -4,10 +4,27 @@
 //! transaction and ignores everything from there on. That is right after a crash and wrong after
 //! damage in the middle: the later transactions were acknowledged, and their keys would run again.
 //!
-//! So the log is read here first. It is damaged if complete frames of a later transaction follow
-//! the unreadable frame, because a transaction is written only after the one before it is on disk.
-//! In the last transaction, and in the head of the log, it is damage and not a torn write if a
-//! single inverted bit explains it.
+//! So the log is read here first. SQLite syncs each commit (`synchronous = FULL`) before it writes
+//! the next transaction, so a power loss tears the last transaction alone. Any of its sectors may
+//! be missing. A missing sector has zeros, or old bytes: of an earlier use of the log, of a
+//! transaction that was rolled back, or of the same page earlier in the same transaction. The log
+//! is damaged in two cases:
+//! - After the first unreadable frame there is a later transaction. A torn transaction has one
+//!   commit, at its end. So two commits are damage, and so is a readable frame that continues the
+//!   checksum of a commit.
+//! - One inverted bit makes the unreadable frame readable, and its transaction is then complete up
+//!   to its commit. If other frames of the transaction are missing, it was never acknowledged, and
+//!   the frame is torn. One inverted bit that makes the head of the log readable is damage too.
+//!
+//! In two cases a power loss cannot be told from damage. The log is refused then, so that nothing
+//! is lost silently:
+//! - The last transaction is complete up to its commit, except for one sector, and one inverted bit
+//!   explains the old bytes of that sector. The transaction could have been acknowledged.
+//! - A commit failed while SQLite wrote it (a full disk), and the power failed while a later
+//!   transaction was written over it. Both commits may be in the log.
+//!
+//! Not detected is damage to several bits of the last transaction, or of the last commit but one
+//! and the transaction after it together.
 //!
 //! The format: a head of 32 bytes (magic, version, page size, sequence, two salts, checksum), then
 //! frames of 24 bytes (page, pages of the database if it commits, the salts, checksum) and a page.
@@ -19,6 +36,8 @@ use std::path::Path;
 
 const HEAD: usize = 32;
 const FRAME_HEAD: usize = 24;
+/// The smallest unit that a disk writes as a whole.
+const SECTOR: usize = 512;
 /// The magic number without its last bit, which is the byte order of checksums.
 const MAGIC: u32 = 0x377f_0682;
 
@@ -39,6 +58,7 @@ struct Log<'a> {
     frames: Vec<Frame<'a>>,
     salts: &'a [u8],
     first: Checksum,
+    frame_bytes: usize,
     is_big_endian: bool,
 }
 
@@ -75,6 +95,19 @@ impl Log<'_> {
     fn follows(&self, before: Checksum, frame: &Frame<'_>) -> bool {
         self.is_ours(frame) && self.sum(before, frame) == frame.checksum()
     }
+
+    /// Returns true if a sector begins between the commit field of a frame and its salts. A power
+    /// loss can leave the commit field of an old frame before the salts of a new one.
+    fn can_have_old_commit(&self, at: usize) -> bool {
+        (HEAD + at * self.frame_bytes + 8).is_multiple_of(SECTOR)
+    }
+}
+
+/// The end of a frame after one of its bits was inverted: it is readable then.
+#[derive(Clone, Copy)]
+struct Corrected {
+    checksum: Checksum,
+    is_commit: bool,
 }
 
 fn find_damage(bytes: &[u8]) -> Option<String> {
@@ -84,8 +117,7 @@ fn find_damage(bytes: &[u8]) -> Option<String> {
             .then(|| "the header of its WAL file has changed".to_owned());
     };
     let mut before = log.first;
-    let mut frames = log.frames.iter().enumerate();
-    let (at, bad) = frames.by_ref().find(|(_, frame)| {
+    let (at, bad) = log.frames.iter().enumerate().find(|(_, frame)| {
         let is_whole = log.follows(before, frame);
         before = frame.checksum();
         !is_whole
@@ -93,18 +125,59 @@ fn find_damage(bytes: &[u8]) -> Option<String> {
     // A frame of an earlier use of the log, or zeros: the end.
     let before = at.checked_sub(1).and_then(|at| log.frames.get(at));
     let before = before.map_or(log.first, Frame::checksum);
-    let damaged = || Some(format!("frame {at} of its WAL file has changed"));
-    let mut is_committed = log.is_ours(bad) && bad.is_commit();
-    for pair in log.frames.get(at..).unwrap_or_default().windows(2) {
-        let [earlier, frame] = pair else { break };
-        if log.follows(earlier.checksum(), frame) {
-            if is_committed {
-                return damaged();
-            }
-            is_committed = frame.is_commit();
-        }
+    let is_damaged = has_later_transaction(&log, at, before, bad)
+        || one_bit_corrections(&log, before, bad)
+            .into_iter()
+            .any(|corrected| is_complete(&log, at, corrected));
+    is_damaged.then(|| format!("frame {at} of its WAL file has changed"))
+}
+
+/// Returns true if a transaction was written after that of the frame `bad`, which is at `at`.
+fn has_later_transaction(log: &Log<'_>, at: usize, before: Checksum, bad: &Frame<'_>) -> bool {
+    let rest = log.frames.get(at..).unwrap_or_default();
+    // The next frame shows that only the salts or the checksum of this commit have changed.
+    let computed = log.sum(before, bad);
+    if bad.is_commit() && rest.get(1).is_some_and(|next| log.follows(computed, next)) {
+        return true;
     }
-    if is_one_bit_from(&log, before, bad) { damaged() } else { None }
+    let mut has_commit = log.is_ours(bad) && bad.is_commit() && !log.can_have_old_commit(at);
+    let mut is_earlier_whole = false;
+    for (at, pair) in (at..).zip(rest.windows(2)) {
+        let [earlier, frame] = pair else { break };
+        let is_whole = log.follows(earlier.checksum(), frame);
+        if is_whole && frame.is_commit() {
+            if has_commit {
+                return true;
+            }
+            has_commit = true;
+        }
+        // Frames of a transaction that was rolled back may be behind the last commit. They are
+        // readable one after the other, but the first of them does not continue the commit.
+        if is_whole
+            && log.is_ours(earlier)
+            && earlier.is_commit()
+            && (is_earlier_whole || !log.can_have_old_commit(at))
+        {
+            return true;
+        }
+        is_earlier_whole = is_whole;
+    }
+    false
+}
+
+/// Returns true if the transaction of the frame at `at` is complete up to its commit, once that
+/// frame is corrected.
+fn is_complete(log: &Log<'_>, at: usize, corrected: Corrected) -> bool {
+    let Corrected { mut checksum, mut is_commit } = corrected;
+    let mut rest = log.frames.iter().skip(at + 1);
+    while !is_commit {
+        let Some(frame) = rest.next().filter(|frame| log.follows(checksum, frame)) else {
+            return false;
+        };
+        checksum = frame.checksum();
+        is_commit = frame.is_commit();
+    }
+    true
 }
 
 fn read<'a>(head: &'a [u8], rest: &'a [u8]) -> Option<Log<'a>> {
@@ -118,9 +191,9 @@ fn read<'a>(head: &'a [u8], rest: &'a [u8]) -> Option<Log<'a>> {
         return None;
     }
     let page = usize::try_from(number(head, 8)).ok()?;
-    let frames = rest.chunks_exact(FRAME_HEAD + page.max(512));
-    let frames = frames.map(|bytes| Frame { bytes }).collect();
-    Some(Log { frames, salts: slice(head, 16, 24), first, is_big_endian })
+    let frame_bytes = FRAME_HEAD + page.max(512);
+    let frames = rest.chunks_exact(frame_bytes).map(|bytes| Frame { bytes }).collect();
+    Some(Log { frames, salts: slice(head, 16, 24), first, frame_bytes, is_big_endian })
 }
 
 /// Returns true if one inverted bit makes the head valid.
@@ -134,44 +207,53 @@ fn is_one_bit_from_whole(head: &[u8]) -> bool {
     })
 }
 
-/// Returns true if one inverted bit makes a frame valid. Each bit adds a fixed amount to the sums,
-/// or subtracts it, whatever the other bits are. So the sums need not be computed again for each
-/// bit.
-fn is_one_bit_from(log: &Log<'_>, before: Checksum, frame: &Frame<'_>) -> bool {
-    let found = log.sum(before, frame);
+/// Inverts each bit of a frame, and returns the ends of the frame with which it is readable. Each
+/// bit adds a fixed amount to the sums, or subtracts it, whatever the other bits are. So the sums
+/// need not be computed again for each bit.
+fn one_bit_corrections(log: &Log<'_>, before: Checksum, frame: &Frame<'_>) -> Vec<Corrected> {
+    let computed = log.sum(before, frame);
     let written = frame.checksum();
-    let wrong = [0, 1].map(|at: usize| {
-        let of = |sums: &Checksum| sums.get(at).copied().unwrap_or_default();
-        of(&written).wrapping_sub(of(&found))
-    });
+    let is_commit = frame.is_commit();
     if !log.is_ours(frame) {
         // One inverted bit in the salts, and no other difference.
         let bits =
             slice(frame.bytes, 8, 16).iter().zip(log.salts).map(|(a, b)| (a ^ b).count_ones());
-        return wrong == [0, 0] && bits.sum::<u32>() == 1;
+        let is_one_bit = computed == written && bits.sum::<u32>() == 1;
+        return is_one_bit
+            .then_some(Corrected { checksum: written, is_commit })
+            .into_iter()
+            .collect();
     }
-    if wrong.iter().map(|wrong| is_power_of_two(*wrong)).eq([true, true]) && wrong.contains(&0) {
+    let mut corrections = Vec::new();
+    let bits = computed.iter().zip(&written).map(|(a, b)| (a ^ b).count_ones());
+    if bits.sum::<u32>() == 1 {
         // One inverted bit in the checksum itself.
-        return true;
+        corrections.push(Corrected { checksum: computed, is_commit });
     }
+    let wrong = difference(written, computed);
     let words: Vec<u32> =
         frame.parts().iter().flat_map(|part| words(part, log.is_big_endian)).collect();
     // The weight of a word in both sums, beginning with the last word.
     let mut weights = [[1_u32, 1], [0, 1]];
-    for pair in words.chunks_exact(2).rev() {
-        let [even, odd] = weights;
-        for (word, weight) in pair.iter().zip([even, odd]) {
+    for (pair_at, pair) in words.chunks_exact(2).enumerate().rev() {
+        for (word_at, (word, weight)) in pair.iter().zip(weights).enumerate() {
             for bit in 0..u32::BITS {
                 let step = 1_u32 << bit;
                 let step = if word & step == 0 { step } else { step.wrapping_neg() };
                 if weight.map(|weight| weight.wrapping_mul(step)) == wrong {
-                    return true;
+                    // The second word of a frame is not zero in a commit.
+                    let is_commit = if (pair_at, word_at) == (0, 1) {
+                        word ^ (1 << bit) != 0
+                    } else {
+                        is_commit
+                    };
+                    corrections.push(Corrected { checksum: written, is_commit });
                 }
             }
         }
         weights = earlier(weights);
     }
-    false
+    corrections
 }
 
 /// Returns the weights of a pair's words from the weights of the next pair's words.
@@ -188,9 +270,8 @@ fn earlier([even, odd]: [Checksum; 2]) -> [Checksum; 2] {
     [add(first, second), second]
 }
 
-/// Returns true if inverting one bit can have this effect.
-fn is_power_of_two(difference: u32) -> bool {
-    difference == 0 || difference.is_power_of_two() || difference.wrapping_neg().is_power_of_two()
+fn difference([a0, a1]: Checksum, [b0, b1]: Checksum) -> Checksum {
+    [a0.wrapping_sub(b0), a1.wrapping_sub(b1)]
 }
 
 fn words(bytes: &[u8], is_big_endian: bool) -> impl Iterator<Item = u32> {
@@ -226,67 +307,4 @@ fn number(bytes: &[u8], at: usize) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use rusqlite::Connection;
-
-    use super::*;
-
-    /// The bytes of a log with some transactions.
-    fn log() -> Vec<u8> {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("db");
-        let connection = Connection::open(&file).unwrap();
-        let mode = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
-        connection.pragma_update_and_check(None, "journal_mode", "WAL", mode).unwrap();
-        connection.execute_batch("CREATE TABLE t (a BLOB)").unwrap();
-        for bytes in [10, 9_000, 300] {
-            connection.execute("INSERT INTO t VALUES (randomblob(?1))", [bytes]).unwrap();
-        }
-        fs::read(folder.path().join("db-wal")).unwrap()
-    }
-
-    #[test]
-    fn a_whole_log_and_a_cut_one_are_not_damaged() {
-        let log = log();
-        assert_eq!(find_damage(&log), None);
-        for end in (0..log.len()).step_by(61) {
-            let mut zeros = log.clone();
-            zeros[end..].fill(0);
-            // A torn head differs from a valid one by more than one bit.
-            assert_eq!(find_damage(&zeros), None, "zeros from {end}");
-            assert_eq!(find_damage(&log[..end]), None, "cut at {end}");
-        }
-    }
-
-    #[test]
-    fn a_torn_transaction_is_not_damage() {
-        let log = log();
-        let frame = FRAME_HEAD + 4096;
-        let count = (log.len() - HEAD) / frame;
-        let commits: Vec<usize> =
-            (0..count).filter(|at| number(&log, HEAD + at * frame + 4) != 0).collect();
-        let [.., before, last] = commits[..] else { panic!("{commits:?}") };
-        for torn in before + 1..=last {
-            let at = HEAD + torn * frame;
-            for range in [at..at + frame, at + 512..at + 1024, at..at + 512, at + 512..at + frame] {
-                let mut changed = log.clone();
-                changed[range.clone()].fill(0);
-                if changed != log {
-                    assert_eq!(find_damage(&changed), None, "frame {torn}: {range:?}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn an_inverted_bit_is_damage() {
-        let log = log();
-        let places = (0..HEAD).chain((HEAD..log.len()).step_by(13));
-        let heads = (HEAD..log.len()).step_by(FRAME_HEAD + 4096).flat_map(|at| at..at + FRAME_HEAD);
-        for at in places.chain(heads) {
-            let mut changed = log.clone();
-            changed[at] ^= 1 << (at % 8);
-            assert!(find_damage(&changed).is_some(), "byte {at}");
-        }
-    }
-}
+mod tests;

@@ -142,6 +142,11 @@ pub mod prelude {
 struct Readme;
 
 /// Compiles the examples in the guide for Rust services.
-#[cfg(all(doctest, feature = "axum"))]
+#[cfg(all(doctest, feature = "axum", feature = "embedded"))]
 #[doc = include_str!("../../../docs/LIBRARY.md")]
 struct LibraryGuide;
+
+/// Compiles the examples in the guide for transactions.
+#[cfg(all(doctest, feature = "axum", feature = "sqlx", feature = "sqlite"))]
+#[doc = include_str!("../../../docs/TRANSACTIONS.md")]
+struct TransactionsGuide;

@@ -65,7 +65,8 @@ fn watch(target: &Target, connections: usize, watched: Duration) -> io::Result<V
 fn wake_ups_per_second(target: &Target, watched: Duration) -> f64 {
     let before = target.usage().wake_ups;
     sleep(watched);
-    (target.usage().wake_ups - before) as f64 / watched.as_secs_f64()
+    // A thread that ends takes its count with it.
+    target.usage().wake_ups.saturating_sub(before) as f64 / watched.as_secs_f64()
 }
 
 /// Opens connections, and sends one request on each.

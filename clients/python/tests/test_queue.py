@@ -111,10 +111,14 @@ def test_the_same_intent_is_applied_and_sent_once(server, store, onetake):
 
 
 def test_an_intent_whose_apply_fails_is_not_sent(server, store, onetake):
-    def apply(_):
-        raise LookupError("no such row")
-
     with Queue(store, onetake) as queue:
+
+        def apply(_):
+            # The queue looks into the store meanwhile.
+            queue.wake()
+            assert queue.idle(30)
+            raise LookupError("no such row")
+
         with pytest.raises(LookupError):
             queue.submit("a", QueuedRequest(server.url), Actions(apply))
         assert queue.idle(30)

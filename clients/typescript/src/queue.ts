@@ -101,6 +101,8 @@ export class Queue {
   readonly #pauseMaxMs: number;
   readonly #onError: (error: unknown) => void;
   readonly #shown = new Map<string, { intent: QueuedIntent; actions: Actions }>();
+  /** Keys that are stored and not applied yet. They are not sent. */
+  readonly #applying = new Set<string>();
   readonly #stop = new AbortController();
   #changed = signalOnce();
   #wake = new AbortController();
@@ -151,13 +153,26 @@ export class Queue {
       throw new TypeError("the body of a queued request must be a string");
     }
     const intent: QueuedIntent = { key, entity, request, data, state: "pending" };
+    this.#applying.add(key);
+    try {
+      await this.#add(intent, actions);
+    } finally {
+      this.#applying.delete(key);
+      this.#change();
+    }
+    return intent;
+  }
+
+  /** Stores an intent and applies it, if it is new. */
+  async #add(intent: QueuedIntent, actions: Actions): Promise<void> {
+    const { key } = intent;
     let isNew: boolean;
     try {
       isNew = await this.#store.add(intent);
     } catch (error) {
       throw new StorageFailed(error);
     }
-    if (!isNew) return intent;
+    if (!isNew) return;
     this.#shown.set(key, { intent, actions });
     try {
       await actions.apply?.(intent);
@@ -166,8 +181,6 @@ export class Queue {
       await this.#store.remove(key);
       throw error;
     }
-    this.#change();
-    return intent;
   }
 
   /** Returns the stored intents: those on their way, and those whose outcome is unknown. */
@@ -235,6 +248,7 @@ export class Queue {
         for (const intent of heads(await this.#store.list())) {
           if (busy.size >= this.#concurrencyMax) break;
           if (intent.state !== "pending" || busy.has(intent.entity)) continue;
+          if (this.#applying.has(intent.key)) continue;
           const sent = this.#send(intent).catch((error: unknown) => {
             this.#onError(error);
             return this.#pause(0);

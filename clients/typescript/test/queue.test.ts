@@ -196,12 +196,15 @@ test("the same intent is applied and sent once", async (t) => {
 
 test("an intent whose apply fails is not sent", async (t) => {
   const { url, received, queue } = await queueFor(t, statuses(201), new MemoryStore());
-  const apply = () => {
+  const apply = async () => {
+    // The queue looks into the store meanwhile.
+    queue.wake();
+    await queue.idle();
     throw new Error("no such row");
   };
+  await queue.start();
   const submitted = queue.submit({ entity: "a", request: { url } }, { apply });
   await assert.rejects(submitted, { message: "no such row" });
-  await queue.start();
   await queue.idle();
   assert.equal(received.length, 0);
 });

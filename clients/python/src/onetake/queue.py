@@ -225,6 +225,8 @@ class Queue:
         self._pause_max_seconds = pause_max_seconds
         self._on_error = on_error or (lambda error: _LOG.error("the queue failed", exc_info=error))
         self._shown: dict[str, Actions] = {}
+        # Keys that are stored and not applied yet. They are not sent.
+        self._applying: set[str] = set()
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._has_changed = True
@@ -279,22 +281,31 @@ class Queue:
         """
         key = (intent or self._onetake.intent()).key
         queued = QueuedIntent(key, entity, request, data)
+        with self._changed:
+            self._applying.add(key)
+        try:
+            self._add(queued, actions or Actions())
+        finally:
+            with self._changed:
+                self._applying.discard(key)
+            self._change()
+        return queued
+
+    def _add(self, queued: QueuedIntent, actions: Actions) -> None:
+        """Store an intent and apply it, if it is new."""
         try:
             is_new = self._store.add(queued)
         except Exception as error:
             raise StorageFailed() from error
         if not is_new:
-            return queued
-        actions = actions or Actions()
-        self._shown[key] = actions
+            return
+        self._shown[queued.key] = actions
         try:
             actions.apply(queued)
         except BaseException:
-            self._shown.pop(key, None)
-            self._store.remove(key)
+            self._shown.pop(queued.key, None)
+            self._store.remove(queued.key)
             raise
-        self._change()
-        return queued
 
     def intents(self) -> list[QueuedIntent]:
         """Return the stored intents: those on their way, and those whose outcome is unknown."""
@@ -375,7 +386,8 @@ class Queue:
                     for entity, intent in heads.items():
                         if len(busy) >= self._concurrency_max:
                             break
-                        if intent.state == "pending" and entity not in busy:
+                        is_ready = intent.state == "pending" and intent.key not in self._applying
+                        if is_ready and entity not in busy:
                             busy.add(entity)
                             pool.submit(sent, intent)
                     if not busy and not self._has_changed:

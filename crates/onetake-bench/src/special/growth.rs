@@ -68,7 +68,11 @@ fn bytes_on_disk(folder: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
-        let metadata = entry.metadata()?;
+        // The store merges files, and removes them, in the background.
+        let metadata = match entry.metadata() {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            metadata => metadata?,
+        };
         bytes += if metadata.is_dir() {
             bytes_on_disk(&entry.path())?
         } else {

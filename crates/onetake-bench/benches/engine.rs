@@ -34,6 +34,7 @@ fn main() {
         let folder = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(folder.path()).expect("the folder is new");
         embedded.push(runtime.block_on(measure(Arc::new(store), round)));
+        let folder = tempfile::tempdir().unwrap();
         let store = RawLog::create(&folder.path().join("log")).unwrap();
         raw.push(runtime.block_on(measure(Arc::new(store), round)));
     }

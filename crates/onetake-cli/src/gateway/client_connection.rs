@@ -25,6 +25,7 @@ use onetake_http::{BoxError, Code, ProblemFormat};
 
 use super::activity::{Activity, Running};
 use super::client_stream::ClientStream;
+use super::early_hints;
 use super::edge::ConnectionPermit;
 use super::phase::Phase;
 use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
@@ -46,6 +47,7 @@ pub(super) fn count_problem(code: Code) {
 
 /// Registers the metrics of connections.
 pub(super) fn describe_metrics() {
+    early_hints::describe_metrics();
     metrics::describe_counter!(PROBLEMS, "Problems that clients got as answers, by code.");
     for code in Code::ALL {
         metrics::counter!(PROBLEMS, "code" => code.as_str()).increment(0);
@@ -121,14 +123,18 @@ impl<E: Answer> ClientConnection<E> {
         http: &Builder<TokioExecutor>,
     ) {
         let activity = Arc::new(Activity::default());
-        let stream = ClientStream::new(stream, Arc::clone(&activity), self.edge.answers());
+        let (place, answers) = (Arc::clone(&self.place), self.edge.answers());
+        let stream = ClientStream::new(stream, Arc::clone(&activity), place, answers);
         let service = service_fn(|request: Request<Incoming>| {
             let running = Running::new(&activity, &self.clock);
             let (activity, phase) = (Arc::clone(&activity), Arc::clone(&self.phase));
-            let version = request.version();
-            let answer = self.edge.answer(self.peer, Arc::clone(&self.place), request);
+            let (version, place) = (request.version(), Arc::clone(&self.place));
+            let answer = self.edge.answer(self.peer, Arc::clone(&place), request);
             async move {
                 let mut response = answer.await;
+                if version < Version::HTTP_2 {
+                    place.hints.advance();
+                }
                 if let Some(code) = response.extensions().get::<Code>() {
                     count_problem(*code);
                 }

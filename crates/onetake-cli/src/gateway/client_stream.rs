@@ -4,6 +4,9 @@
 //! lingering close: if a server closes a connection while the client still sends, the operating
 //! system resets the connection, and the client loses a response that it has not read yet. So this
 //! side ends its own direction first, and then reads and discards what the client sends.
+//!
+//! It also writes what hyper cannot: the gateway's own words in place of hyper's refusals, and
+//! informational responses.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -17,6 +20,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
 use super::client_connection::count_problem;
+use super::early_hints::Moment;
+use super::edge::ConnectionPermit;
 use super::request_heads;
 
 /// Maximum number of bytes that are discarded after the end of a connection.
@@ -43,16 +48,26 @@ pub(super) struct ClientStream<S> {
     answers: ProblemFormat,
     /// Number of bytes of the preface that have arrived; `None` once the protocol is known.
     preface: Option<usize>,
-    /// A refusal that is to be written in place of hyper's.
-    refusal: Bytes,
+    place: ConnectionPermit,
+    /// Bytes of the gateway itself that are to be written next: informational responses, or a
+    /// refusal in place of hyper's.
+    own: Bytes,
+    /// The moment of the last flush, if nothing was written after it. hyper flushes when all that
+    /// it had to write is written, so informational responses of that moment can be written.
+    flushed_at: Option<Moment>,
     /// True once this side has ended its direction.
     has_ended: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
-    pub(super) fn new(inner: S, activity: Arc<Activity>, answers: ProblemFormat) -> Self {
-        let (preface, refusal) = (Some(0), Bytes::new());
-        Self { inner, activity, answers, preface, refusal, has_ended: false }
+    pub(super) fn new(
+        inner: S,
+        activity: Arc<Activity>,
+        place: ConnectionPermit,
+        answers: ProblemFormat,
+    ) -> Self {
+        let (preface, own, flushed_at, has_ended) = (Some(0), Bytes::new(), None, false);
+        Self { inner, activity, answers, preface, place, own, flushed_at, has_ended }
     }
 
     /// Notes bytes that have arrived.
@@ -95,7 +110,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     ) -> Poll<io::Result<usize>> {
         count_problem(code);
         self.activity.set_refused(true);
-        self.refusal = refusal;
+        self.own = refusal;
         Poll::Ready(Ok(written))
     }
 
@@ -110,13 +125,39 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
         written
     }
 
-    fn poll_refusal(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while !self.refusal.is_empty() {
-            let written = ready!(Pin::new(&mut self.inner).poll_write(cx, &self.refusal))?;
+    /// Writes what precedes a write of hyper: informational responses of the same request, and
+    /// what is left of earlier bytes of the gateway itself.
+    fn poll_before_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_own(cx))?;
+        if let Some(moment) = self.flushed_at.take() {
+            self.own = self.place.hints.take(moment).into();
+            ready!(self.poll_own(cx))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes informational responses while nothing of hyper is to be written.
+    fn poll_hints(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_own(cx))?;
+        if !self.activity.is_http2() {
+            let hints = &self.place.hints;
+            hints.register(cx);
+            let moment = hints.moment();
+            self.flushed_at = Some(moment);
+            self.own = hints.take(moment).into();
+            ready!(self.poll_own(cx))?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.own.is_empty() {
+            let written = Pin::new(&mut self.inner).poll_write(cx, &self.own);
+            let written = ready!(self.noted(written))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.refusal.advance(written);
+            self.own.advance(written);
         }
         Poll::Ready(Ok(()))
     }
@@ -158,7 +199,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_refusal(cx))?;
+        ready!(self.poll_before_write(cx))?;
         if let Some(refusal) = self.refusal_for(bytes) {
             return self.refuse(refusal, bytes.len());
         }
@@ -171,7 +212,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         cx: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        ready!(self.poll_refusal(cx))?;
+        ready!(self.poll_before_write(cx))?;
         let first = slices.iter().find(|slice| !slice.is_empty());
         if let Some(first) = first
             && let Some(refusal) = self.refusal_for(first)
@@ -194,13 +235,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(self.poll_refusal(cx))?;
+        ready!(self.poll_hints(cx))?;
         Pin::new(&mut self.inner).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.has_ended {
-            ready!(self.poll_refusal(cx))?;
+            ready!(self.poll_own(cx))?;
             ready!(Pin::new(&mut self.inner).poll_shutdown(cx))?;
             self.has_ended = true;
         }

@@ -27,6 +27,7 @@ use onetake_http::{
 use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::cors::CorsRequest;
+use super::early_hints::Moment;
 use super::forwarding::{Hop, X_REAL_IP, host_of, remove_claims};
 use super::in_flight::{Connection, Held, REQUESTS};
 use super::method_override;
@@ -208,6 +209,8 @@ pub(super) struct Routed {
     pub(super) connection: Option<ConnectionPermit>,
     /// True if the request has no headers of its connection, such as `Connection` or `TE`.
     pub(super) is_plain: bool,
+    /// The request among those of its connection, if its client can get early hints.
+    pub(super) hinted: Option<Moment>,
 }
 
 /// Checks and prepares the head of a request.
@@ -255,7 +258,8 @@ fn admit(
     if let Some(new) = new {
         let _has_one = place.hop.set(new);
     }
-    Ok(Routed { plan, connection: Some(Arc::clone(place)), is_plain })
+    let hinted = (parts.version == Version::HTTP_11).then(|| place.hints.advance());
+    Ok(Routed { plan, connection: Some(Arc::clone(place)), is_plain, hinted })
 }
 
 /// True if the edge or the proxy treats this header in a way of its own. All other headers go to

@@ -151,7 +151,8 @@ impl Service<Request<EnvoyBody>> for Admission {
                 }
             };
             let method = parts.method.clone();
-            let routed = Routed { plan: Arc::clone(&plan), connection: None, is_plain: false };
+            let (connection, hinted) = (None, None);
+            let routed = Routed { plan: Arc::clone(&plan), connection, is_plain: false, hinted };
             parts.extensions.insert(routed);
             parts.extensions.insert(plan.answers);
             // Envoy makes the spans of its own calls, so the headers stay as they are.

@@ -23,6 +23,7 @@ use onetake_core::Clock;
 use onetake_http::{BodyShare, Code, Problem, fair_share};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+use super::early_hints::EarlyHints;
 use super::forwarding::Hop;
 use super::response_memory::ResponseShare;
 
@@ -95,6 +96,7 @@ pub(super) struct Connection {
     pub(super) response_bytes: AtomicUsize,
     /// The forwarding headers of its requests with the host of the first one.
     pub(super) hop: OnceLock<Hop>,
+    pub(super) hints: EarlyHints,
 }
 
 /// The right of one request to pass a gate, until it is dropped.
@@ -201,6 +203,7 @@ impl Connection {
             bodies: BodyShare::default(),
             response_bytes: AtomicUsize::new(0),
             hop: OnceLock::new(),
+            hints: EarlyHints::default(),
         })
     }
 

@@ -15,6 +15,7 @@ mod client_stream;
 mod cores;
 mod cors;
 mod descriptors;
+mod early_hints;
 mod edge;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;

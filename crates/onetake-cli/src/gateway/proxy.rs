@@ -29,6 +29,7 @@ use onetake_http::{
     RequestBody, UpstreamFailure,
 };
 
+use super::early_hints::HintSender;
 use super::edge::{ConnectionPermit, Routed};
 use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::Target;
@@ -135,7 +136,9 @@ where
             true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
             false => timeout,
         };
-        let to = (upstream, plan.gate);
+        let hinted = routed.as_ref().and_then(|routed| routed.hinted);
+        let hints = place.zip(hinted).map(|(place, hinted)| HintSender::new(&place.hints, hinted));
+        let to = Upstream { number: plan.gate, server: &upstream.server, hints };
         let sent =
             self.send(to, request, place, upgrade.is_some(), timeout).instrument(span.clone());
         match sent.await {
@@ -163,7 +166,7 @@ where
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        (upstream, gate): (&Target, usize),
+        upstream: Upstream<'_>,
         request: Box<Request<RequestBody<B>>>,
         place: Option<&ConnectionPermit>,
         upgrade: bool,
@@ -173,14 +176,11 @@ where
         let answered = {
             // Pinned here, so that the timeout does not move it.
             let sending = pin!(async {
-                let permits = enter(place, gate).await.map_err(|_| Code::Overloaded)?;
+                let permits = enter(place, upstream.number).await.map_err(|_| Code::Overloaded)?;
                 let sent = match upgrade {
-                    false => {
-                        let upstream = Upstream { number: gate, server: &upstream.server };
-                        self.upstreams.send(upstream, request, &mut evidence).await
-                    }
+                    false => self.upstreams.send(upstream, request, &mut evidence).await,
                     true => {
-                        let server = &upstream.server;
+                        let server = upstream.server;
                         Box::pin(self.upstreams.upgrade(server, *request, &mut evidence)).await
                     }
                 };

@@ -23,18 +23,21 @@ use hyper_util::rt::TokioIo;
 use onetake_core::Clock;
 use onetake_http::BoxError;
 
+use super::early_hints::HintSender;
 use super::tls::{Connector, Opening, Protocols, Stream};
 pub(super) use body::UpstreamBody;
 pub(super) use census::Census;
 use http1::{Exchange, Http1Connection, Idle};
 use http2::{Failed, Http2, SendAgain};
 
-/// An upstream, as requests name it.
+/// The upstream of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Upstream<'a> {
     /// Its number among all upstreams.
     pub(super) number: usize,
     pub(super) server: &'a Uri,
+    /// The way of its informational responses to the client.
+    pub(super) hints: Option<HintSender<'a>>,
 }
 
 /// The connections of one core, for requests with bodies of one type.
@@ -120,7 +123,7 @@ where
         request: Box<Request<B>>,
         evidence: &mut Evidence,
     ) -> Result<Response<UpstreamBody>, NoResponse> {
-        let Upstream { number, server } = upstream;
+        let Upstream { number, server, hints } = upstream;
         let connection = match self.idle.take(number) {
             Some(connection) => connection,
             None => {
@@ -137,7 +140,7 @@ where
         let taken = Evidence::taken_by(connection.opening());
         let exchange = Exchange::new(connection, *request).map_err(|_| NoResponse)?;
         *evidence = taken;
-        let sent = exchange.send(&self.idle, number).await;
+        let sent = exchange.send(&self.idle, number, hints).await;
         sent.map(|response| response.map(UpstreamBody::http1)).map_err(|_| NoResponse)
     }
 
@@ -206,7 +209,7 @@ mod tests {
 
     async fn send(upstreams: &Upstreams<Full<Bytes>>, to: &Uri) -> (bool, bool) {
         let mut evidence = Evidence::default();
-        let to = Upstream { number: 0, server: to };
+        let to = Upstream { number: 0, server: to, hints: None };
         let sent = upstreams.send(to, Box::new(request()), &mut evidence).await;
         (sent.is_ok(), evidence.may_be_sent())
     }

@@ -14,6 +14,7 @@ mod demo;
 mod documented_metrics;
 mod duplicate_payloads;
 mod early_answers;
+mod early_hints;
 mod forwarding;
 mod graceful_shutdown;
 mod grpc;

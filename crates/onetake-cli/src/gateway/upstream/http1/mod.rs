@@ -36,6 +36,7 @@ use onetake_http::BoxError;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
+use crate::gateway::early_hints::HintSender;
 use crate::gateway::tls::{Opening, Stream};
 pub(super) use body::Http1Body;
 pub(super) use idle::Idle;
@@ -87,10 +88,20 @@ impl Http1Connection {
         poll_read_buf(Pin::new(&mut self.stream), cx, &mut self.read)
     }
 
-    /// Reads the head of a response.
-    fn poll_head(&mut self, cx: &mut Context<'_>, heads: &mut Heads) -> Poll<io::Result<Head>> {
+    /// Reads the head of the final response. Informational ones go to the client.
+    fn poll_head(
+        &mut self,
+        cx: &mut Context<'_>,
+        heads: &mut Heads,
+        hints: Option<HintSender<'_>>,
+    ) -> Poll<io::Result<Head>> {
+        let hint = |hint| {
+            if let Some(hints) = hints {
+                hints.send(hint);
+            }
+        };
         loop {
-            if let Some(head) = heads.next(&mut self.read)? {
+            if let Some(head) = heads.next(&mut self.read, hint)? {
                 return Poll::Ready(Ok(head));
             }
             if ready!(self.poll_more(cx, READ_BYTES))? == 0 {
@@ -134,6 +145,7 @@ where
         self,
         idle: &Arc<Idle>,
         upstream: usize,
+        hints: Option<HintSender<'_>>,
     ) -> Result<Response<Http1Body>, BoxError> {
         let Self { mut connection, mut upload, mut heads } = self;
         let mut is_broken = false;
@@ -145,7 +157,7 @@ where
                     UploadError::Body(error) => return Poll::Ready(Err(error)),
                 }
             }
-            connection.poll_head(cx, &mut heads).map_err(BoxError::from)
+            connection.poll_head(cx, &mut heads, hints).map_err(BoxError::from)
         });
         let Head { response, framing, is_kept_alive } = head.await?;
         let may_be_kept = is_kept_alive && !is_broken && framing != Framing::UntilClose;

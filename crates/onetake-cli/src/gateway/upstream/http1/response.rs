@@ -36,7 +36,7 @@ pub(super) struct Head {
     pub(super) is_kept_alive: bool,
 }
 
-/// A reader of heads. It skips informational ones (1xx).
+/// A reader of heads.
 pub(super) struct Heads {
     /// True if the request was HEAD: its response has no body.
     is_head_request: bool,
@@ -49,8 +49,13 @@ impl Heads {
         Self { is_head_request, searched: 0 }
     }
 
-    /// Takes the head of the final response, if all of it is there.
-    pub(super) fn next(&mut self, read: &mut BytesMut) -> io::Result<Option<Head>> {
+    /// Takes the head of the final response, if all of it is there. `hint` gets the informational
+    /// ones (1xx) before it.
+    pub(super) fn next(
+        &mut self,
+        read: &mut BytesMut,
+        hint: impl Fn(Response<()>),
+    ) -> io::Result<Option<Head>> {
         loop {
             let end = end_of_head(read, self.searched);
             if end.unwrap_or(read.len()) > HEAD_BYTES_MAX {
@@ -69,6 +74,7 @@ impl Heads {
             if !response.status().is_informational() {
                 return self.conclude(response, version).map(Some);
             }
+            hint(response);
         }
     }
 

@@ -35,7 +35,7 @@ impl Pair {
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         let connection = self.connection.take().or_else(|| self.idle.take(0)).unwrap();
-        Exchange::new(connection, request)?.send(&self.idle, 0).await
+        Exchange::new(connection, request)?.send(&self.idle, 0, None).await
     }
 
     /// Sends a GET to an upstream that answers with these bytes.
@@ -56,7 +56,7 @@ impl Pair {
             self.upstream.write_all(OK).await.unwrap();
             got
         };
-        let (sent, got) = tokio::join!(exchange.send(&idle, 0), upstream);
+        let (sent, got) = tokio::join!(exchange.send(&idle, 0, None), upstream);
         assert_eq!(sent.unwrap().status(), 200);
         got
     }
@@ -171,7 +171,7 @@ async fn a_response_that_is_no_http_is_an_error() {
             answer
         });
         let request = Request::get("/").body(Full::<Bytes>::default()).unwrap();
-        let sent = Exchange::new(connection.unwrap(), request).unwrap().send(&idle, 0).await;
+        let sent = Exchange::new(connection.unwrap(), request).unwrap().send(&idle, 0, None).await;
         let answer = answering.await.unwrap();
         assert!(sent.is_err(), "{}", answer.get(..60).unwrap_or(&answer));
         assert!(idle.take(0).is_none());
@@ -272,7 +272,7 @@ async fn large_data_is_written_whole() {
             request.headers_mut().insert("transfer-encoding", "chunked".parse().unwrap());
         }
         let exchange = Exchange::new(connection, request).unwrap();
-        let sending = tokio::spawn(async move { exchange.send(&idle, 0).await.map(drop) });
+        let sending = tokio::spawn(async move { exchange.send(&idle, 0, None).await.map(drop) });
         let end = if is_chunked { "\r\n0\r\n\r\n" } else { "x" };
         let mut got = String::new();
         while !(got.len() > large.len() && got.ends_with(end)) {
@@ -518,7 +518,7 @@ async fn we_read(answer: &[u8], step: usize) -> Seen {
         drop(writing);
     };
     let reading = async {
-        match exchange.send(&idle, 0).await {
+        match exchange.send(&idle, 0, None).await {
             Ok(response) => seen(response).await,
             Err(_) => None,
         }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use super::super::scope::Stage;
+use super::VARIABLE;
 
 /// A program hangs if it takes this many times as long as without a mutant, plus
 /// [`HANGS_AFTER_MIN`].
@@ -62,6 +63,11 @@ impl Program {
             .unwrap_or_default()
     }
 
+    /// Sets the duration without a mutant, if it is not measured.
+    pub(super) fn expect(&mut self, takes: Duration) {
+        self.takes = takes;
+    }
+
     /// The duration without a mutant.
     pub(super) fn takes(&self) -> Duration {
         self.takes
@@ -86,7 +92,7 @@ impl Program {
     pub(super) fn run(&self, mutant: u32) -> Ended {
         let mut command = Command::new(&self.file);
         command.args(self.tests);
-        command.current_dir(&self.folder).env("ONETAKE_MUTANT", mutant.to_string());
+        command.current_dir(&self.folder).env(VARIABLE, mutant.to_string());
         command.env("ONETAKE_TOOLS", &self.tools).env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let Ok(mut child) = command.spawn() else { return Ended::Failed };

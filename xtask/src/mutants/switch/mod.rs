@@ -4,6 +4,7 @@
 //! mutants. [`rewrite`] puts them into a copy of the sources. Mutants that do not compile are
 //! removed again. The few that no switch can select are built one at a time, in the same folder.
 
+mod process;
 mod programs;
 mod rewrite;
 
@@ -24,7 +25,7 @@ use super::scope::Stage;
 use super::tree;
 
 /// The number of mutants that are tested at once. Hanging tests use no processor.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 6;
 
 /// The number of times that mutants are removed because they do not compile, before that is an
 /// error.

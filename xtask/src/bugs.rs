@@ -166,7 +166,7 @@ const BUGS: &[Bug] = &[
 ];
 
 /// The number of seeds that must pass while no bug is switched on.
-const CONTROL_SEEDS: u64 = 200;
+const CONTROL_SEEDS: u64 = 2_000;
 
 /// Switches on each bug whose description contains one of these texts, or every bug, runs the
 /// simulation, and prints the number of seeds that it took.

@@ -8,7 +8,7 @@
 mod argued;
 mod rust;
 mod scope;
-mod switch;
+pub(crate) mod switch;
 mod table;
 mod text;
 pub(crate) mod tree;

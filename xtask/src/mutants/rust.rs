@@ -1,22 +1,18 @@
-//! Mutants of Rust code, created and tested by cargo-mutants.
+//! Mutants of Rust code, found by cargo-mutants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::Value;
 
 use super::argued::{Argued, names};
 use super::scope::{Scope, Stage};
 use super::table::Score;
-use super::{Options, switch, tree};
+use super::{Options, switch};
 
 /// The version of cargo-mutants. The names of mutants depend on it.
 const VERSION: &str = "27.1.0";
-
-/// The shortest time after which the tests of a mutant count as hanging, in seconds. It is longer
-/// if the tests themselves take long.
-const HANGS_AFTER_SECONDS: &str = "60";
 
 /// The result of one mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,8 +85,7 @@ fn name(entry: &Value) -> Option<&str> {
     entry.get("name")?.as_str()
 }
 
-/// Tests the mutants of a scope, stage by stage: first all that can be switched, then the others,
-/// each with its own build.
+/// Tests the mutants of a scope, stage by stage.
 pub(crate) fn run(
     scope: &Scope,
     (files, except, stages): (&[&str], &[&str], &[Stage]),
@@ -108,111 +103,14 @@ pub(crate) fn run(
         shard.is_none_or(|(part, parts)| (number - 1) % parts == part)
     });
     let is_argued = |name: &str| is_argued(&listed, argued, name);
-    let tested = switch::run(&options.root, &options.tools, &wanted, stages, is_argued)?;
-    let mut outcomes = tested.outcomes;
-    println!("{} mutants have to be built one at a time", tested.left_out.len());
-    let mut left = tested.left_out;
-    for (number, stage) in stages.iter().enumerate() {
-        if left.is_empty() {
-            break;
-        }
-        let output = options.root.join(format!("target/mutants/{}-{number}", scope.name));
-        let found = build_each(&program, options, stage, &left, &output)?;
-        outcomes.extend(found.into_iter().filter(|(name, _)| left.contains(name)));
-        left.retain(|name| outcomes.get(name) == Some(&Outcome::Missed) && !is_argued(name));
-    }
+    let outcomes = switch::run(&options.root, &options.tools, &wanted, stages, is_argued)?;
     Ok(score(scope, &listed, &outcomes, argued))
-}
-
-/// Builds and tests these mutants one at a time with cargo-mutants.
-fn build_each(
-    program: &Path,
-    options: &Options,
-    stage: &Stage,
-    mutants: &BTreeSet<String>,
-    output: &Path,
-) -> Result<BTreeMap<String, Outcome>, String> {
-    let tree = tree::copy(&options.root, "tree")?;
-    let mut command = Command::new(program);
-    command.args(["mutants", "--in-place", "--workspace", "--all-features", "--no-times"]);
-    command.args(["--minimum-test-timeout", HANGS_AFTER_SECONDS]);
-    command.args(["--annotations", "none", "--caught"]);
-    command.arg("--dir").arg(&tree);
-    let files: BTreeSet<&str> = mutants.iter().filter_map(|name| name.split(':').next()).collect();
-    command.args(files.iter().flat_map(|file| ["--file", file]));
-    command.args(mutants.iter().flat_map(|name| ["--re".to_owned(), exactly(name)]));
-    command.args(stage.packages.iter().flat_map(|package| ["--test-package", package]));
-    std::fs::create_dir_all(output).map_err(|error| error.to_string())?;
-    command.arg("--output").arg(output);
-    // After `--` they would only select the tests that run, and all other tests would be built as
-    // well.
-    command.args(stage.arguments.iter().map(|argument| format!("--cargo-arg={argument}")));
-    if !stage.tests.is_empty() {
-        let names = std::iter::once("--").chain(stage.tests.iter().copied());
-        command.args(names.map(|name| format!("--cargo-test-arg={name}")));
-    }
-    command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
-    command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
-    command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
-    command.stdin(Stdio::null());
-    eprintln!("$ {command:?}");
-    command.status().map_err(|error| format!("cargo-mutants could not be started: {error}"))?;
-    read(&output.join("mutants.out/outcomes.json"))
 }
 
 /// Chooses files by globs.
 fn selected(command: &mut Command, files: &[&str], except: &[&str]) {
     command.args(files.iter().flat_map(|file| ["--file", file]));
     command.args(except.iter().flat_map(|file| ["--exclude", file]));
-}
-
-/// Reads the results that cargo-mutants wrote. Fails if the tests fail without a mutant.
-fn read(file: &Path) -> Result<BTreeMap<String, Outcome>, String> {
-    let text = std::fs::read_to_string(file)
-        .map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
-    let found: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-    parse(&found)
-}
-
-fn parse(found: &Value) -> Result<BTreeMap<String, Outcome>, String> {
-    let outcomes = found.get("outcomes").and_then(Value::as_array);
-    let outcomes = outcomes.ok_or("cargo-mutants wrote no outcomes")?;
-    let mut read = BTreeMap::new();
-    for outcome in outcomes {
-        let summary = outcome.get("summary").and_then(Value::as_str).unwrap_or_default();
-        let Some(name) = outcome.pointer("/scenario/Mutant/name").and_then(Value::as_str) else {
-            if summary != "Success" {
-                return Err(format!("the tests end with {summary} without any mutant"));
-            }
-            continue;
-        };
-        let outcome = match summary {
-            "CaughtMutant" => Outcome::Caught,
-            "MissedMutant" => Outcome::Missed,
-            "Timeout" => Outcome::Timeout,
-            "Unviable" => Outcome::Unviable,
-            other => return Err(format!("cargo-mutants says {other} of {name}")),
-        };
-        read.insert(name.to_owned(), outcome);
-    }
-    Ok(read)
-}
-
-/// Returns a regular expression that matches this text alone.
-fn exactly(text: &str) -> String {
-    format!("^{}$", escaped(text))
-}
-
-/// Returns a regular expression that matches this text anywhere.
-fn escaped(text: &str) -> String {
-    let mut escaped = String::new();
-    for sign in text.chars() {
-        if r"\.+*?()|[]{}^$".contains(sign) {
-            escaped.push('\\');
-        }
-        escaped.push(sign);
-    }
-    escaped
 }
 
 /// Returns the mutants of a listing in the order of their files and lines. cargo-mutants lists
@@ -268,28 +166,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_read() {
-        let mutant = |name: &str, summary: &str| serde_json::json!({ "scenario": { "Mutant": { "name": name } }, "summary": summary });
-        let baseline =
-            |summary: &str| serde_json::json!({ "scenario": "Baseline", "summary": summary });
-        let good = serde_json::json!({ "outcomes": [
-            baseline("Success"), mutant("a", "CaughtMutant"), mutant("b", "MissedMutant"),
-        ] });
-        let read = parse(&good).unwrap();
-        assert_eq!(read.get("a"), Some(&Outcome::Caught));
-        assert_eq!(read.get("b"), Some(&Outcome::Missed));
-        let bad = serde_json::json!({ "outcomes": [baseline("Failure")] });
-        assert!(parse(&bad).is_err(), "tests that fail by themselves catch nothing");
-    }
-
-    #[test]
     fn mutants_are_ordered_by_position() {
         let listed = ["a.rs:10:1: x", "a.rs:9:12: x", "a.rs:9:3: y"];
         assert_eq!(in_order(&listed), ["a.rs:9:3: y", "a.rs:9:12: x", "a.rs:10:1: x"]);
-    }
-
-    #[test]
-    fn a_name_is_a_regular_expression_of_its_own() {
-        assert_eq!(exactly("a.rs:1:2: replace || with &&"), r"^a\.rs:1:2: replace \|\| with &&$");
     }
 }

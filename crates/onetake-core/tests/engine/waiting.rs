@@ -140,6 +140,34 @@ async fn a_waiter_runs_what_never_started_and_not_what_was_released() {
     }
 }
 
+/// The first waiters get their answer at once, and the others a few in each millisecond.
+#[tokio::test]
+async fn many_waiters_are_answered_at_a_steady_pace() {
+    let (clock, memory) = memory();
+    let engine = engine_on(memory, &clock, Limits::default());
+    let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    let waiting: Vec<_> = (0..100)
+        .map(|_| {
+            let (engine, wait) = (engine.clone(), WhileRunning::Wait(Duration::from_secs(10)));
+            tokio::spawn(async move { engine.begin(&operation("a").in_flight(wait)).await })
+        })
+        .collect();
+    settle_down().await;
+    drop(lease.complete(Recording::new("paid")).await);
+    settle_down().await;
+    let answered = || waiting.iter().filter(|caller| caller.is_finished()).count();
+    assert_eq!(answered(), 32, "no time has passed");
+    for (milliseconds, expected) in [(1, 52), (2, 92), (1, 100)] {
+        pass(&clock, Duration::from_millis(1), milliseconds).await;
+        assert_eq!(answered(), expected);
+    }
+    for caller in waiting {
+        let told = caller.await.unwrap().unwrap();
+        assert!(matches!(told, Begin::Answer(Answer::Replay(_))), "{told:?}");
+    }
+}
+
 #[tokio::test]
 async fn an_engine_that_is_full_or_closing_says_so() {
     let (clock, memory) = memory();

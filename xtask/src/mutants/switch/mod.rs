@@ -2,8 +2,9 @@
 //!
 //! A mutant takes as long as its tests, without a build of its own. cargo-mutants finds the
 //! mutants. [`rewrite`] puts them into a copy of the sources. Mutants that do not compile are
-//! removed again.
+//! removed again. The few that no switch can select are built one at a time, in the same folder.
 
+mod process;
 mod programs;
 mod rewrite;
 
@@ -12,21 +13,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use self::programs::{Ended, Program};
-use self::rewrite::{Mutant, QUIET, Rewritten, SWITCH};
+pub(crate) use self::rewrite::{IS, QUIET, SWITCH, VARIABLE};
+use self::rewrite::{Mutant, Rewritten};
 use super::rust::Outcome;
 use super::scope::Stage;
 use super::tree;
 
 /// The number of mutants that are tested at once. Hanging tests use no processor.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 6;
 
 /// The number of times that mutants are removed because they do not compile, before that is an
 /// error.
 const CHECKS_MAX: usize = 20;
+
+/// The assumed duration of a test program whose mutant has a build of its own.
+const ALONE_TAKES: Duration = Duration::from_secs(60);
 
 /// Packages that are built together. Cargo builds the dependencies of each selection of packages
 /// with other features, so scopes that share a selection share the build of their dependencies.
@@ -35,24 +41,16 @@ const SELECTIONS: &[&[&str]] = &[
     &["onetake-cli", "onetake-core", "onetake-sim", "onetake-stores"],
 ];
 
-/// The results of the mutants.
-#[derive(Debug, Default)]
-pub(super) struct Tested {
-    /// The results by cargo-mutants' names.
-    pub(super) outcomes: BTreeMap<String, Outcome>,
-    /// Mutants that have to be built one at a time.
-    pub(super) left_out: BTreeSet<String>,
-}
-
-/// Tests mutants, as cargo-mutants lists them, stage by stage. Mutants with `is_argued` need no
-/// further stage.
+/// Tests mutants, as cargo-mutants lists them, stage by stage: first all that can be switched, then
+/// the others, each with its own build. Mutants with `is_argued` need no further stage. Returns the
+/// results by cargo-mutants' names.
 pub(super) fn run(
     root: &Path,
     tools: &Path,
     listed: &[Value],
     stages: &[Stage],
     is_argued: impl Fn(&str) -> bool,
-) -> Result<Tested, String> {
+) -> Result<BTreeMap<String, Outcome>, String> {
     let mutants: Vec<Mutant> =
         (1..).zip(listed).filter_map(|(number, entry)| Mutant::read(number, entry)).collect();
     let build = Build {
@@ -67,10 +65,8 @@ pub(super) fn run(
         let index = usize::try_from(*number).unwrap_or_default().saturating_sub(1);
         mutants.get(index).map(|mutant| mutant.name.clone())
     };
-    let mut tested = Tested {
-        outcomes: unviable.iter().filter_map(name).map(|name| (name, Outcome::Unviable)).collect(),
-        left_out: left_out.iter().filter_map(name).collect(),
-    };
+    let mut outcomes: BTreeMap<String, Outcome> =
+        unviable.iter().filter_map(name).map(|name| (name, Outcome::Unviable)).collect();
     let is_in =
         |mutant: &&Mutant| !unviable.contains(&mutant.number) && !left_out.contains(&mutant.number);
     let mut left: Vec<&Mutant> = mutants.iter().filter(is_in).collect();
@@ -83,9 +79,15 @@ pub(super) fn run(
         left.retain(|mutant| {
             found.get(&mutant.name) == Some(&Outcome::Missed) && !is_argued(&mutant.name)
         });
-        tested.outcomes.extend(found);
+        outcomes.extend(found);
     }
-    Ok(tested)
+    println!("{} mutants have to be built one at a time", left_out.len());
+    for mutant in mutants.iter().filter(|mutant| left_out.contains(&mutant.number)) {
+        let (outcome, by) = build.alone(root, mutant, stages, &is_argued)?;
+        println!("{outcome:?} {} {by}", mutant.name);
+        outcomes.insert(mutant.name.clone(), outcome);
+    }
+    Ok(outcomes)
 }
 
 /// Runs the programs on each mutant, some mutants at once.
@@ -279,6 +281,42 @@ impl Build {
         // Fast programs first: most mutants are caught by the first few.
         programs.sort_by_key(Program::takes);
         Ok(programs)
+    }
+
+    /// Builds and tests one mutant without a switch, stage by stage. Returns its result, and the
+    /// program that caught it.
+    fn alone(
+        &self,
+        root: &Path,
+        mutant: &Mutant,
+        stages: &[Stage],
+        is_argued: impl Fn(&str) -> bool,
+    ) -> Result<(Outcome, String), String> {
+        let failed = |error: std::io::Error| format!("{}: {error}", mutant.file);
+        let original = std::fs::read_to_string(root.join(&mutant.file)).map_err(failed)?;
+        let applied = mutant.applied(&original).ok_or("a mutant is outside of its file")?;
+        let switched = std::fs::read_to_string(self.tree.join(&mutant.file)).map_err(failed)?;
+        self.write(&mutant.file, &applied)?;
+        let mut found = (Outcome::Missed, String::new());
+        for stage in stages {
+            let mut command = self.cargo_test(stage);
+            command.arg("--message-format=json").stderr(Stdio::null());
+            let built = command.output().map_err(|error| error.to_string())?;
+            if !built.status.success() {
+                found = (Outcome::Unviable, String::new());
+                break;
+            }
+            let said = String::from_utf8_lossy(&built.stdout);
+            let mut programs: Vec<Program> =
+                said.lines().filter_map(|line| Program::read(line, &self.tools, stage)).collect();
+            programs.iter_mut().for_each(|program| program.expect(ALONE_TAKES));
+            found = outcome(&programs, 0);
+            if found.0 != Outcome::Missed || is_argued(&mutant.name) {
+                break;
+            }
+        }
+        self.write(&mutant.file, &switched)?;
+        Ok(found)
     }
 }
 

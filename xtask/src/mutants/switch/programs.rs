@@ -5,16 +5,20 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 
 use super::super::scope::Stage;
+use super::{VARIABLE, process};
 
 /// A program hangs if it takes this many times as long as without a mutant, plus
 /// [`HANGS_AFTER_MIN`].
 const HANGS_AFTER_TIMES: u32 = 4;
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(15);
+
+/// The longest time of a program whose time is not known yet.
+const MEASURED_MAX: Duration = Duration::from_secs(600);
 
 /// The interval at which a running program is checked.
 const LOOK: Duration = Duration::from_millis(20);
@@ -62,6 +66,11 @@ impl Program {
             .unwrap_or_default()
     }
 
+    /// Sets the duration without a mutant, if it is not measured.
+    pub(super) fn expect(&mut self, takes: Duration) {
+        self.takes = takes;
+    }
+
     /// The duration without a mutant.
     pub(super) fn takes(&self) -> Duration {
         self.takes
@@ -69,10 +78,8 @@ impl Program {
 
     /// Runs the program without a mutant, to measure its time. It must pass.
     pub(super) fn measure(&mut self) -> Result<(), String> {
-        let before = Instant::now();
-        self.takes = Duration::from_secs(600);
-        let ended = self.run(0);
-        self.takes = before.elapsed();
+        let (ended, takes) = self.run_within(0, MEASURED_MAX);
+        self.takes = takes;
         eprintln!("{} takes {:.1} s", self.name(), self.takes.as_secs_f64());
         match ended {
             Ended::Passed => Ok(()),
@@ -84,12 +91,17 @@ impl Program {
     /// Runs the program with a mutant. It is ended at its first failure, unless it has servers to
     /// stop.
     pub(super) fn run(&self, mutant: u32) -> Ended {
+        self.run_within(mutant, self.takes * HANGS_AFTER_TIMES + HANGS_AFTER_MIN).0
+    }
+
+    /// The same with the time after which it hangs. Returns its duration as well.
+    fn run_within(&self, mutant: u32, hangs_after: Duration) -> (Ended, Duration) {
         let mut command = Command::new(&self.file);
         command.args(self.tests);
-        command.current_dir(&self.folder).env("ONETAKE_MUTANT", mutant.to_string());
+        command.current_dir(&self.folder).env(VARIABLE, mutant.to_string());
         command.env("ONETAKE_TOOLS", &self.tools).env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let Ok(mut child) = command.spawn() else { return Ended::Failed };
+        let Ok(mut child) = command.spawn() else { return (Ended::Failed, Duration::ZERO) };
         let (tell, told) = std::sync::mpsc::channel();
         let reader = child.stdout.take().map(|said| {
             std::thread::spawn(move || {
@@ -101,32 +113,43 @@ impl Program {
             })
         });
         let is_failing = || !self.starts_servers && told.try_recv().is_ok();
-        let ended = self.wait(&mut child, is_failing);
+        let ended = wait(&mut child, hangs_after, is_failing);
         if let Some(reader) = reader {
             let _the_thread_returns_nothing = reader.join();
         }
         ended
     }
+}
 
-    fn wait(&self, child: &mut Child, is_failing: impl Fn() -> bool) -> Ended {
-        let hangs_at = Instant::now() + self.takes * HANGS_AFTER_TIMES + HANGS_AFTER_MIN;
-        loop {
-            match child.try_wait() {
-                Ok(Some(status)) if status.success() => return Ended::Passed,
-                Ok(Some(_)) | Err(_) => return Ended::Failed,
-                Ok(None) => {}
-            }
-            let ended = match (is_failing(), Instant::now() > hangs_at) {
-                (true, _) => Some(Ended::Failed),
-                (_, true) => Some(Ended::Hung),
-                _ => None,
-            };
-            if let Some(ended) = ended {
-                let _it_may_have_ended = child.kill();
-                let _as_above = child.wait();
-                return ended;
-            }
-            std::thread::sleep(LOOK);
+/// Waits for the end of a program, and ends it if it fails or hangs. Returns its duration as well:
+/// the time of the processors that it used, and the time in which it waited for something else. The
+/// time in which it waited for a processor does not count, so a busy machine makes nothing hang.
+fn wait(
+    child: &mut Child,
+    hangs_after: Duration,
+    is_failing: impl Fn() -> bool,
+) -> (Ended, Duration) {
+    let (mut asleep, mut takes) = (Duration::ZERO, Duration::ZERO);
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => return (Ended::Passed, takes),
+            Ok(Some(_)) | Err(_) => return (Ended::Failed, takes),
+            Ok(None) => {}
+        }
+        takes = asleep + process::used_processor(child.id());
+        let ended = match (is_failing(), takes > hangs_after) {
+            (true, _) => Some(Ended::Failed),
+            (_, true) => Some(Ended::Hung),
+            _ => None,
+        };
+        if let Some(ended) = ended {
+            let _it_may_have_ended = child.kill();
+            let _as_above = child.wait();
+            return (ended, takes);
+        }
+        std::thread::sleep(LOOK);
+        if process::is_asleep(child.id()) {
+            asleep += LOOK;
         }
     }
 }

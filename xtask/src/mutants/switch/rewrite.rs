@@ -2,8 +2,7 @@
 //!
 //! `a < b` becomes `(if !(is(7) || is(8)) { a < b } else if is(7) { a <= b } else { a > b })`: the
 //! program is built once, and an environment variable chooses the mutant. Code that cannot be
-//! written this way (a constant, a condition with `let`) is left to cargo-mutants, which builds the
-//! program for each mutant.
+//! written this way (a constant, a condition with `let`) is changed alone, with its own build.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,10 +13,13 @@ use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
 /// The function that returns true if a mutant is switched on.
-const IS: &str = "crate::__mutants::is";
+pub(crate) const IS: &str = "crate::__mutants::is";
+
+/// The environment variable with the number of the mutant.
+pub(crate) const VARIABLE: &str = "ONETAKE_MUTANT";
 
 /// The text that is appended to the root of a crate with rewritten files.
-pub(super) const SWITCH: &str = r#"
+pub(crate) const SWITCH: &str = r#"
 #[doc(hidden)]
 pub mod __mutants {
     static CHOSEN: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| {
@@ -32,7 +34,7 @@ pub mod __mutants {
 "#;
 
 /// The text that is inserted at the start of such a root.
-pub(super) const QUIET: &str = "#![allow(warnings, clippy::all, clippy::pedantic)]\n";
+pub(crate) const QUIET: &str = "#![allow(warnings, clippy::all, clippy::pedantic)]\n";
 
 /// One change of one place, as cargo-mutants lists it.
 #[derive(Clone, Debug)]
@@ -47,24 +49,32 @@ pub(super) struct Mutant {
     replacement: String,
     /// The line and column of its first character, both from 1.
     start: (usize, usize),
+    /// The same of the character after its last one.
+    end: (usize, usize),
 }
 
 impl Mutant {
     /// Reads one entry of `cargo mutants --list --json`.
     pub(super) fn read(number: u32, entry: &Value) -> Option<Self> {
         let text = |field: &str| Some(entry.get(field)?.as_str()?.to_owned());
-        let position = |field: &str| {
-            let place = entry.pointer("/span/start")?.get(field)?.as_u64()?;
-            usize::try_from(place).ok()
-        };
+        let at = |place: &str| usize::try_from(entry.pointer(place)?.as_u64()?).ok();
         Some(Self {
             number,
             name: text("name")?,
             file: text("file")?,
             genre: text("genre")?,
             replacement: text("replacement")?,
-            start: (position("line")?, position("column")?),
+            start: (at("/span/start/line")?, at("/span/start/column")?),
+            end: (at("/span/end/line")?, at("/span/end/column")?),
         })
+    }
+
+    /// Returns the source with this change alone, without a switch.
+    pub(super) fn applied(&self, source: &str) -> Option<String> {
+        let starts = line_starts(source);
+        let (start, end) = (byte(source, &starts, self.start)?, byte(source, &starts, self.end)?);
+        // The space separates the new text from a word behind it.
+        Some(format!("{}{} {}", source.get(..start)?, self.replacement, source.get(end..)?))
     }
 }
 
@@ -424,7 +434,8 @@ mod tests {
     fn mutant(number: u32, genre: &str, replacement: &str, line: usize, column: usize) -> Mutant {
         let (name, file) = (format!("{number}"), "a.rs".to_owned());
         let (genre, replacement) = (genre.to_owned(), replacement.to_owned());
-        Mutant { number, name, file, genre, replacement, start: (line, column) }
+        let (start, end) = ((line, column), (line, column + 1));
+        Mutant { number, name, file, genre, replacement, start, end }
     }
 
     fn rewritten(source: &str, mutants: &[Mutant]) -> Rewritten {
@@ -492,6 +503,13 @@ mod tests {
             mutant(3, "BinaryOperator", "<", 2, 55),
         ];
         assert_eq!(rewritten(source, &mutants).left_out, BTreeSet::from([1, 2]));
+    }
+
+    #[test]
+    fn a_mutant_is_applied_alone() {
+        let source = "const A: u8 = 1 +\n    2 + 3;";
+        let alone = mutant(1, "BinaryOperator", "*", 2, 7).applied(source);
+        assert_eq!(alone.as_deref(), Some("const A: u8 = 1 +\n    2 *  3;"));
     }
 
     #[test]

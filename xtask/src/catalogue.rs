@@ -96,7 +96,7 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
     program(
         "onetake-bench",
         "cost_per_request",
-        "Ceilings of the allocations of a request through the gateway",
+        "Ceilings of the allocations of a request through the gateway, and of the memory of an idle connection",
         "",
     ),
     program(

@@ -1,7 +1,8 @@
-//! The allocations of a request through the gateway have a ceiling. Times are not tested.
+//! The allocations of a request through the gateway, and the memory of an idle connection, have a
+//! ceiling. Times are not tested.
 //!
 //! Gateway, upstream and client are in this process. The upstream and the client allocate nothing
-//! for a request, so all counted allocations are the gateway's.
+//! for a request or a connection, so all that is counted is the gateway's.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::alloc::System;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
+use onetake_core::{Clock, SystemClock};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -28,9 +30,17 @@ const PASS_THROUGH_MAX: f64 = 46.0;
 const FRESH_MAX: f64 = 185.0;
 const REPLAY_MAX: f64 = 70.0;
 
+/// Connections that are idle after one request each.
+const IDLE: usize = 500;
+/// The most memory of an idle connection, in bytes. Counted in November 2026: 2,915.
+const IDLE_BYTES_MAX: usize = 4_000;
+/// How often the memory is counted until the connections count as idle, and the pause between.
+const COUNTS: usize = 200;
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// One test, because the allocator counts for the whole process.
 #[test]
-fn allocations_of_a_request_have_a_ceiling() {
+fn allocations_and_idle_memory_have_a_ceiling() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let any = Some("127.0.0.1:0".parse().unwrap());
@@ -53,10 +63,14 @@ fn allocations_of_a_request_have_a_ceiling() {
         head.extend_from_slice(b"idempotency-key: repeated-key-00000001\r\n");
     });
     println!("allocations: pass-through {pass_through}, fresh {fresh}, replay {replay}");
+    let pause = || runtime.block_on(async { SystemClock.sleep(PAUSE).await });
+    let idle = client.idle_bytes(gateway.address(), pause);
+    println!("idle connection: {idle} bytes");
     runtime.block_on(gateway.shutdown(Duration::from_secs(10))).unwrap();
     assert!(pass_through <= PASS_THROUGH_MAX, "{pass_through} for a pass-through");
     assert!(fresh <= FRESH_MAX, "{fresh} for a fresh key");
     assert!(replay <= REPLAY_MAX, "{replay} for a replay");
+    assert!(idle <= IDLE_BYTES_MAX, "{idle} bytes for an idle connection");
 }
 
 /// A client that reuses its buffers.
@@ -84,6 +98,29 @@ impl Client {
         }
         let change = region.change();
         (change.allocations + change.reallocations) as f64 / REQUESTS as f64
+    }
+
+    /// Opens connections, sends a request on each, and returns the mean memory of one of them. It
+    /// is counted again until it is below the ceiling.
+    fn idle_bytes(&mut self, address: SocketAddr, pause: impl Fn()) -> usize {
+        let mut open = Vec::with_capacity(IDLE);
+        let region = Region::new(ALLOCATOR);
+        for _ in 0..IDLE {
+            let stream = TcpStream::connect(address).unwrap();
+            open.push(std::mem::replace(&mut self.stream, stream));
+            self.send(|_| {});
+        }
+        let bytes = || {
+            let change = region.change();
+            change.bytes_allocated.saturating_sub(change.bytes_deallocated) / IDLE
+        };
+        for _ in 0..COUNTS {
+            if bytes() <= IDLE_BYTES_MAX {
+                break;
+            }
+            pause();
+        }
+        bytes()
     }
 
     fn send(&mut self, key: impl Fn(&mut Vec<u8>)) {

@@ -18,6 +18,8 @@ pub(super) struct Activity {
     running: AtomicUsize,
     /// Number of responses whose body is not complete.
     sending: AtomicUsize,
+    /// Number of HTTP/1.1 requests whose body may not have been read to its end.
+    unread: AtomicUsize,
     /// The end of the last response, in microseconds of the monotonic clock; zero if there is none.
     answered_at: AtomicU64,
     /// Number of bytes that the peer has sent or accepted.
@@ -37,6 +39,12 @@ pub(super) struct Activity {
     is_upgraded: AtomicBool,
     /// True if the peer accepts no more bytes at the moment.
     is_blocked: AtomicBool,
+    /// True if something was written and not flushed.
+    is_unflushed: AtomicBool,
+    /// True if the connection is parked: hyper has no part in it until the next byte.
+    is_parked: AtomicBool,
+    /// True if something behind the last request has been read that is not a whole request.
+    has_rest: AtomicBool,
 }
 
 macro_rules! flags {
@@ -62,6 +70,28 @@ impl Activity {
         is_leaving, set_leaving;
         is_upgraded, set_upgraded;
         is_blocked, set_blocked;
+        is_unflushed, set_unflushed;
+        is_parked, set_parked;
+        has_rest, set_rest;
+    }
+
+    /// True if nothing is in progress on a connection of HTTP/1.1, so that it can be parked. hyper
+    /// may have yet to notice it.
+    pub(super) fn can_park(&self) -> bool {
+        let is_busy = self.is_running()
+            || self.is_sending()
+            || self.unread.load(Ordering::Relaxed) > 0
+            || self.has_head()
+            || self.is_blocked()
+            || self.is_unflushed();
+        let is_other = self.is_http2()
+            || self.is_parked()
+            || self.is_upgraded()
+            || self.is_refused()
+            || self.is_leaving()
+            || self.lingers()
+            || self.has_rest();
+        !is_busy && !is_other
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -106,6 +136,7 @@ pub(super) struct Running {
 impl Running {
     pub(super) fn new(activity: &Arc<Activity>, clock: &Arc<dyn Clock>) -> Self {
         activity.set_head(false);
+        activity.set_rest(false);
         activity.running.fetch_add(1, Ordering::Relaxed);
         Self { activity: Arc::clone(activity), clock: Arc::clone(clock) }
     }
@@ -122,6 +153,23 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.activity.running.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of a request that may not have been read to its end.
+#[derive(Debug)]
+pub(super) struct Unread(Arc<Activity>);
+
+impl Unread {
+    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+        activity.unread.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(activity))
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.0.unread.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
+use std::mem;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,8 +15,6 @@ use http::header::{CONNECTION, HeaderValue};
 use http::{Request, Response, StatusCode, Version};
 use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +23,8 @@ use onetake_core::Clock;
 use onetake_http::{BoxError, Code, ProblemFormat};
 
 use super::activity::{Activity, Running};
+use super::client_body::ClientBody;
+use super::client_http::{ClientHttp, Protocols};
 use super::client_stream::ClientStream;
 use super::early_hints;
 use super::edge::ConnectionPermit;
@@ -75,7 +76,7 @@ pub(super) trait Answer: Send + Sync + 'static {
         self: &Arc<Self>,
         peer: SocketAddr,
         place: ConnectionPermit,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> BoxFuture<'static, Response<Self::Body>>;
 }
 
@@ -95,22 +96,23 @@ impl<E: Answer> ClientConnection<E> {
         self,
         stream: TcpStream,
         tls: Option<Acceptor>,
-        http: &Builder<TokioExecutor>,
+        protocols: &Protocols,
     ) {
         let _best_effort = stream.set_nodelay(true);
         let Some(tls) = tls else {
-            return self.serve(stream, http).await;
+            return self.serve(stream, protocols, Arc::default()).await;
         };
         let stopped = async {
             self.stop.cancelled().await;
             self.clock.sleep(HANDSHAKE_AT_STOP).await;
         };
         let opened = tokio::select! {
-            opened = tls.accept(stream) => opened,
+            // Boxed, so that connections without TLS do not hold its future.
+            opened = Box::pin(tls.accept(stream)) => opened,
             () = stopped => return,
         };
         match opened {
-            Ok(stream) => self.serve(stream, http).await,
+            Ok(stream) => self.serve(stream, protocols, Arc::default()).await,
             // Scanners, probes, and clients that do not trust our certificate: not errors of the
             // gateway.
             Err(error) => tracing::debug!(%error, "a TLS handshake with a client failed"),
@@ -120,15 +122,16 @@ impl<E: Answer> ClientConnection<E> {
     async fn serve(
         self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        http: &Builder<TokioExecutor>,
+        protocols: &Protocols,
+        activity: Arc<Activity>,
     ) {
-        let activity = Arc::new(Activity::default());
         let (place, answers) = (Arc::clone(&self.place), self.edge.answers());
         let stream = ClientStream::new(stream, Arc::clone(&activity), place, answers);
         let service = service_fn(|request: Request<Incoming>| {
             let running = Running::new(&activity, &self.clock);
             let (activity, phase) = (Arc::clone(&activity), Arc::clone(&self.phase));
             let (version, place) = (request.version(), Arc::clone(&self.place));
+            let request = ClientBody::of(request, &activity);
             let answer = self.edge.answer(self.peer, Arc::clone(&place), request);
             async move {
                 let mut response = answer.await;
@@ -142,17 +145,21 @@ impl<E: Answer> ClientConnection<E> {
                 Ok::<_, Infallible>(response.map(|body| running.respond(body)))
             }
         });
-        let connection = http.serve_connection_with_upgrades(TokioIo::new(stream), service);
-        let mut connection = pin!(connection);
+        let mut http = ClientHttp::new(protocols, &activity, stream, service);
         let mut stopped = pin!(self.stop.cancelled());
         // The connection is polled at every event. The stop signal is shared by all connections, so
         // it is asked only if it was never asked, or is set.
-        let mut is_listening = false;
+        let (mut is_listening, mut can_park) = (false, false);
         let mut watch = Watch::new(&activity, &*self.clock, self.timeouts);
         let ended = poll_fn(|cx| {
             loop {
-                if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                if let Poll::Ready(ended) = http.poll(cx) {
                     return Poll::Ready(Ok(ended));
+                }
+                // hyper has noticed what happened before, and nothing has begun since.
+                if mem::take(&mut can_park) && activity.can_park() {
+                    http.park();
+                    continue;
                 }
                 if !is_listening || self.phase.is_stopping() {
                     is_listening = true;
@@ -162,7 +169,8 @@ impl<E: Answer> ClientConnection<E> {
                 }
                 match watch.poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Act::Close) => connection.as_mut().graceful_shutdown(),
+                    Poll::Ready(Act::Park) => can_park = true,
+                    Poll::Ready(Act::Close) => http.graceful_shutdown(),
                     Poll::Ready(Act::Cut(reason)) => return Poll::Ready(Err(reason)),
                 }
             }
@@ -198,6 +206,7 @@ fn mark_end<B>(
 
 /// An action that a connection needs.
 enum Act {
+    Park,
     Close,
     Cut(CutReason),
 }
@@ -211,6 +220,8 @@ struct Watch<'a> {
     moved: u64,
     discarded: u64,
     timer: BoxFuture<'static, ()>,
+    /// When the timer ends.
+    timer_at: Duration,
 }
 
 impl<'a> Watch<'a> {
@@ -218,6 +229,7 @@ impl<'a> Watch<'a> {
         let opened = clock.monotonic();
         let known = Known {
             opened,
+            can_park: false,
             is_running: false,
             is_sending: false,
             answered_at: None,
@@ -230,7 +242,8 @@ impl<'a> Watch<'a> {
             discarded_at: None,
         };
         let timer = clock.sleep(timeouts.keep_alive);
-        Self { activity, clock, timeouts, known, moved: 0, discarded: 0, timer }
+        let timer_at = opened + timeouts.keep_alive;
+        Self { activity, clock, timeouts, known, moved: 0, discarded: 0, timer, timer_at }
     }
 
     /// The gateway stops.
@@ -238,7 +251,7 @@ impl<'a> Watch<'a> {
         let now = self.clock.monotonic();
         if self.known.stopping_since.is_none() {
             self.known.stopping_since = Some(now);
-            self.timer = self.clock.sleep(Duration::ZERO);
+            self.wait(now, now);
         }
     }
 
@@ -258,7 +271,11 @@ impl<'a> Watch<'a> {
             match next_step(&self.known, self.timeouts, now) {
                 Step::Cut(reason) => return Poll::Ready(Act::Cut(reason)),
                 Step::Close => return Poll::Ready(self.close()),
-                Step::WaitUntil(until) => self.timer = self.clock.sleep(until - now),
+                Step::WaitUntil(until) => self.wait(now, until),
+                Step::Park => {
+                    self.wait(now, now);
+                    return Poll::Ready(Act::Park);
+                }
             }
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -267,9 +284,15 @@ impl<'a> Watch<'a> {
     }
 
     fn close(&mut self) -> Act {
-        self.known.closing_since = Some(self.clock.monotonic());
-        self.timer = self.clock.sleep(Duration::ZERO);
+        let now = self.clock.monotonic();
+        self.known.closing_since = Some(now);
+        self.wait(now, now);
         Act::Close
+    }
+
+    fn wait(&mut self, now: Duration, until: Duration) {
+        self.timer = self.clock.sleep(until - now);
+        self.timer_at = until;
     }
 
     /// Notes what can bring the next timeout nearer. Returns true if there is anything new.
@@ -289,20 +312,32 @@ impl<'a> Watch<'a> {
                 self.known.discarded_at = self.activity.is_refused().then_some(now);
             }
         }
-        is_new
+        is_new || self.can_park_earlier()
+    }
+
+    /// True if the connection can be parked before the timer ends. If requests follow each other,
+    /// that is so about once a second.
+    fn can_park_earlier(&mut self) -> bool {
+        self.known.answered_at = self.activity.answered_at();
+        self.known.can_park = self.activity.can_park();
+        self.known.park_at().is_some_and(|park_at| park_at < self.timer_at)
     }
 
     /// Notes everything else that is known.
     fn look(&mut self, now: Duration) {
         let known = &mut self.known;
+        known.can_park = self.activity.can_park();
         known.is_running = self.activity.is_running();
         known.is_sending = self.activity.is_sending();
         known.answered_at = self.activity.answered_at();
-        if std::mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
+        if mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
             known.moved_at = now;
         }
-        if std::mem::replace(&mut self.discarded, self.activity.discarded()) != self.discarded {
+        if mem::replace(&mut self.discarded, self.activity.discarded()) != self.discarded {
             known.discarded_at = Some(now);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -28,6 +29,8 @@ use super::request_heads;
 const LINGER_BYTES_MAX: u64 = 128 << 20;
 /// Size of one read of a lingering connection.
 const DISCARD_BYTES: usize = 8 << 10;
+/// Size of a read while the connection waits for a request. Most heads fit into it.
+const ARRIVAL_BYTES: usize = 2 << 10;
 /// The first bytes of an HTTP/2 connection.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -49,6 +52,8 @@ pub(super) struct ClientStream<S> {
     /// Number of bytes of the preface that have arrived; `None` once the protocol is known.
     preface: Option<usize>,
     place: ConnectionPermit,
+    /// Bytes that arrived before HTTP was there to read them.
+    early: Bytes,
     /// Bytes of the gateway itself that are to be written next: informational responses, or a
     /// refusal in place of hyper's.
     own: Bytes,
@@ -66,8 +71,47 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
         place: ConnectionPermit,
         answers: ProblemFormat,
     ) -> Self {
-        let (preface, own, flushed_at, has_ended) = (Some(0), Bytes::new(), None, false);
-        Self { inner, activity, answers, preface, place, own, flushed_at, has_ended }
+        Self {
+            inner,
+            activity,
+            answers,
+            preface: Some(0),
+            place,
+            early: Bytes::new(),
+            own: Bytes::new(),
+            flushed_at: None,
+            has_ended: false,
+        }
+    }
+
+    /// Waits until something has arrived, or the peer's direction has ended, and the protocol is
+    /// known. The bytes are kept for HTTP.
+    ///
+    /// # Errors
+    /// If the stream cannot be read.
+    pub(super) fn poll_arrival(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if !self.early.is_empty() && self.preface.is_none() {
+                return Poll::Ready(Ok(()));
+            }
+            let mut buffer = [MaybeUninit::uninit(); ARRIVAL_BYTES];
+            let mut read = ReadBuf::uninit(&mut buffer);
+            ready!(Pin::new(&mut self.inner).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.arrived(read.filled());
+            self.early = match self.early.is_empty() {
+                true => Bytes::copy_from_slice(read.filled()),
+                false => [&self.early, read.filled()].concat().into(),
+            };
+        }
+    }
+
+    /// Takes bytes back that HTTP has read and has no use for.
+    pub(super) fn put_back(&mut self, unused: Bytes) {
+        // Even if it is empty, it would keep hyper's whole read buffer.
+        self.early = Bytes::copy_from_slice(&unused);
     }
 
     /// Notes bytes that have arrived.
@@ -121,6 +165,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
         }
         if let Poll::Ready(Ok(written)) = written {
             self.activity.add_moved(written);
+            self.activity.set_unflushed(true);
         }
         written
     }
@@ -183,6 +228,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for ClientStream<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.early.is_empty() {
+            let count = self.early.len().min(buffer.remaining());
+            buffer.put_slice(&self.early.split_to(count));
+            return Poll::Ready(Ok(()));
+        }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.inner).poll_read(cx, buffer))?;
         let arrived = buffer.filled().get(before..).unwrap_or_default();
@@ -236,7 +286,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_hints(cx))?;
-        Pin::new(&mut self.inner).poll_flush(cx)
+        ready!(Pin::new(&mut self.inner).poll_flush(cx))?;
+        self.activity.set_unflushed(false);
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -10,7 +10,6 @@ use http::header::{CONNECTION, COOKIE, HeaderName, HeaderValue, TRANSFER_ENCODIN
 use http::request::Parts;
 use http::{HeaderMap, Method, Request, Response, Version};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use tower_service::Service;
 use tracing::level_filters::LevelFilter;
 
@@ -24,6 +23,7 @@ use onetake_http::{
     ResponseBody, method_word,
 };
 
+use super::client_body::ClientBody;
 use super::client_connection::Answer;
 use super::client_ip::client_of;
 use super::cors::CorsRequest;
@@ -56,7 +56,7 @@ pub(super) type ConnectionPermit = Arc<Connection>;
 
 /// The whole gateway as one service.
 pub(super) struct Edge {
-    inner: Onetake<Proxy<Incoming>>,
+    inner: Onetake<Proxy<ClientBody>>,
     plans: Arc<Plans>,
     responses: Arc<ResponseMemory>,
     clock: Arc<dyn Clock>,
@@ -64,7 +64,7 @@ pub(super) struct Edge {
 
 impl Edge {
     pub(super) fn new(
-        inner: Onetake<Proxy<Incoming>>,
+        inner: Onetake<Proxy<ClientBody>>,
         plans: Arc<Plans>,
         responses: Arc<ResponseMemory>,
         clock: Arc<dyn Clock>,
@@ -84,7 +84,7 @@ impl Answer for Edge {
         self: &Arc<Self>,
         peer: SocketAddr,
         place: ConnectionPermit,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> BoxFuture<'static, Response<AnyBody>> {
         let edge = Arc::clone(self);
         Box::pin(async move {

@@ -14,7 +14,6 @@ use futures_util::future::BoxFuture;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 use onetake_core::Clock;
 use onetake_ext_proc::{EnvoyBody, Forward, PassedOn, Processor, SourceAddress};
 use onetake_http::grpc::is_grpc;
@@ -26,6 +25,7 @@ use onetake_http::{
 use tower::Layer;
 use tower_service::Service;
 
+use super::client_body::ClientBody;
 use super::client_connection::{Answer, count_problem};
 use super::client_ip::client_of;
 use super::edge::{BELIEVED, ConnectionPermit, Routed, log, lookalikes};
@@ -76,7 +76,7 @@ impl Answer for EnvoyEdge {
         self: &Arc<Self>,
         _: SocketAddr,
         _: ConnectionPermit,
-        request: Request<Incoming>,
+        request: Request<ClientBody>,
     ) -> BoxFuture<'static, Response<Self::Body>> {
         let edge = Arc::clone(self);
         Box::pin(async move { edge.0.answer(request).await })

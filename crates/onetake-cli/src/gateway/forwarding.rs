@@ -59,7 +59,8 @@ impl Hop {
             forwarded: HeaderValue::try_from(forwarded).map_err(|_| malformed())?,
             port: HeaderValue::from(authority.port_u16().unwrap_or(usual)),
             proto,
-            host,
+            // A copy: the value of the request would keep hyper's whole read buffer.
+            host: HeaderValue::from_str(text).map_err(|_| malformed())?,
         })
     }
 

@@ -9,7 +9,9 @@
 
 mod activity;
 mod admin;
+mod client_body;
 mod client_connection;
+mod client_http;
 mod client_ip;
 mod client_stream;
 mod cores;

@@ -356,8 +356,8 @@ impl Asked {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client_body::ClientBody;
     use super::*;
-    use hyper::body::Incoming;
 
     /// Each request copies this future to the heap, and holds it until its response is there.
     #[test]
@@ -365,7 +365,7 @@ mod tests {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, clock).unwrap();
         let census = Census::new();
-        let proxy = Proxy::<Incoming>::new(connector, 1, Duration::from_secs(1), &census);
+        let proxy = Proxy::<ClientBody>::new(connector, 1, Duration::from_secs(1), &census);
         let bytes = size_of_result(&|request| proxy.0.forward(request));
         assert!(bytes <= 1_800, "{bytes} bytes");
     }

@@ -5,8 +5,6 @@ use std::net::{SocketAddr, TcpStream as StdTcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
@@ -16,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use onetake_core::Clock;
 
 use super::client_connection::{self, Answer, ClientConnection};
+use super::client_http::Protocols;
 use super::cores::Cores;
 use super::in_flight::{Connection, Gates};
 use super::phase::Phase;
@@ -23,12 +22,6 @@ use super::timeouts::Timeouts;
 use super::tls::Acceptor;
 use crate::config::Limits;
 
-/// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// The same for a whole HTTP/2 connection. One slow stream does not stop the others.
-const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
-/// The default of hyper's `max_headers`.
-const HYPER_HEADERS_MAX: usize = 100;
 /// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -49,7 +42,7 @@ struct Accepting<E> {
     /// The cores, and the gateway of each.
     cores: Arc<Cores>,
     edges: Vec<Arc<E>>,
-    http: Arc<Builder<TokioExecutor>>,
+    protocols: Arc<Protocols>,
     stop: CancellationToken,
     phase: Arc<Phase>,
     connections: TaskTracker,
@@ -86,7 +79,7 @@ impl Server {
             tls,
             cores,
             edges,
-            http: Arc::new(builder(&limits.configured, streams_max)),
+            protocols: Arc::new(Protocols::new(&limits.configured, streams_max)),
             stop: stop.clone(),
             phase: Arc::clone(&phase),
             connections: connections.clone(),
@@ -182,42 +175,14 @@ impl<E: Answer> Accepting<E> {
                 send: self.limits.configured.send_timeout,
             },
         };
-        let (tls, http) = (self.tls.clone(), Arc::clone(&self.http));
+        let (tls, protocols) = (self.tls.clone(), Arc::clone(&self.protocols));
         let serving = async move {
             let _on_core = on_core;
             match TcpStream::from_std(stream) {
-                Ok(stream) => connection.open(stream, tls, &http).await,
+                Ok(stream) => connection.open(stream, tls, &protocols).await,
                 Err(error) => tracing::warn!(%error, "a connection could not be served"),
             }
         };
         self.connections.spawn_on(serving, runtime);
     }
-}
-
-/// The protocols. The timeouts of HTTP/1.1 are not hyper's: its timeout for a head includes the idle
-/// time before the head.
-fn builder(limits: &Limits, streams_max: usize) -> Builder<TokioExecutor> {
-    let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let mut builder = Builder::new(TokioExecutor::new());
-    // hyper parses faster with its default, which is the same number.
-    if limits.max_headers != HYPER_HEADERS_MAX {
-        builder.http1().max_headers(limits.max_headers);
-    }
-    builder
-        .http1()
-        .header_read_timeout(None)
-        .max_buf_size(limits.max_header_bytes)
-        .keep_alive(true);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(Duration::from_secs(20))
-        .keep_alive_timeout(Duration::from_secs(20))
-        .max_concurrent_streams(narrow(streams_max))
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        // The edge refuses heads above the limit with a problem. Above this one, the protocol
-        // refuses them without a body.
-        .max_header_list_size(narrow(limits.max_header_bytes.saturating_mul(2)));
-    builder
 }

@@ -12,6 +12,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(5);
 const LINGER_QUIET_MAX: Duration = Duration::from_secs(2);
 /// How long a connection lingers at most.
 const LINGER_MAX: Duration = Duration::from_secs(30);
+/// How long a connection is idle before it is parked.
+const PARK_AFTER: Duration = Duration::from_secs(1);
 /// Pause between two looks at a connection that has no timeout.
 const CHECK: Duration = Duration::from_secs(15);
 
@@ -30,6 +32,8 @@ pub(super) struct Timeouts {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     pub(super) opened: Duration,
+    /// Nothing is in progress, and the connection is not parked yet.
+    pub(super) can_park: bool,
     /// A request has no response yet.
     pub(super) is_running: bool,
     /// The body of a response is not complete.
@@ -52,11 +56,20 @@ pub(super) struct Known {
     pub(super) discarded_at: Option<Duration>,
 }
 
+impl Known {
+    /// When the connection can be parked, if it can.
+    pub(super) fn park_at(&self) -> Option<Duration> {
+        self.answered_at.filter(|_| self.can_park).map(|answered_at| answered_at + PARK_AFTER)
+    }
+}
+
 /// The next step with a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Look again at this time, if nothing happens before.
     WaitUntil(Duration),
+    /// Drop the state of HTTP until the next byte arrives.
+    Park,
     /// End it in order.
     Close,
     /// End it at once.
@@ -126,7 +139,13 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         (Some(_), None) => known.opened + FIRST_REQUEST,
         (Some(_), Some(_)) => now,
     };
-    if until > now { Step::WaitUntil(until) } else { Step::Close }
+    if until <= now {
+        return Step::Close;
+    }
+    match known.park_at() {
+        Some(park_at) if park_at <= now => Step::Park,
+        park_at => Step::WaitUntil(park_at.map_or(until, |park_at| park_at.min(until))),
+    }
 }
 
 #[cfg(test)]
@@ -141,6 +160,7 @@ mod tests {
     /// A connection that was opened at 100 seconds.
     const NEW: Known = Known {
         opened: secs(100),
+        can_park: false,
         is_running: false,
         is_sending: false,
         answered_at: None,
@@ -173,6 +193,19 @@ mod tests {
         assert_eq!(end(answered), (225, Step::Close));
         assert_eq!(end(Known { is_running: true, ..answered }), FOREVER);
         assert_eq!(end(Known { is_sending: true, ..answered }), FOREVER);
+    }
+
+    #[test]
+    fn an_idle_connection_is_parked_and_ends_at_the_same_time() {
+        let idle = Known { answered_at: Some(secs(150)), can_park: true, ..NEW };
+        assert_eq!(end(idle), (151, Step::Park));
+        assert_eq!(end(Known { can_park: false, ..idle }), (225, Step::Close), "it is parked");
+        assert_eq!(end(Known { answered_at: None, ..idle }), (175, Step::Close), "nothing to drop");
+        let stopping = Known { stopping_since: Some(secs(150)), ..idle };
+        assert_eq!(end(stopping), (100, Step::Close), "the end comes first");
+        let at_once = Timeouts { keep_alive: secs(1), ..TIMEOUTS };
+        assert_eq!(next_step(&idle, at_once, secs(151)), Step::Close);
+        assert_eq!(next_step(&idle, TIMEOUTS, secs(150)), Step::WaitUntil(secs(151)));
     }
 
     #[test]

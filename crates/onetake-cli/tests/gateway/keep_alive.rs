@@ -61,6 +61,34 @@ async fn idle_connections_end_after_the_configured_time() {
     assert_eq!(client.response().await.unwrap().status(), 201);
 }
 
+/// After a second, the gateway keeps no more of an idle connection than its socket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_in_the_moment_of_parking_are_served() {
+    let upstream = Upstream::start().await.unwrap();
+    let gateway = InProcess::start(configuration(&upstream.url(), "", "")).await;
+    let clients = (0..200_u64).map(|number| {
+        let address = gateway.address();
+        tokio::spawn(async move {
+            let mut client = RawClient::connect(address).await;
+            for round in 0..3 {
+                for part in ["a", "b"] {
+                    let key = format!("in-the-moment-{number:04}-{round}-{part}");
+                    client.post("/any/charge", &key).await;
+                }
+                for _ in 0..2 {
+                    let answer = client.response().await.unwrap();
+                    assert_eq!((answer.status(), answer.header("connection")), (201, None));
+                }
+                SystemClock.sleep(Duration::from_micros(990_000 + 100 * number)).await;
+            }
+        })
+    });
+    for client in clients.collect::<Vec<_>>() {
+        client.await.unwrap();
+    }
+    assert_eq!(upstream.runs_in_all(), 1_200);
+}
+
 /// A client that stops reading does not hold its request, and the upstream's connection, for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stops_reading_is_cut_off() {

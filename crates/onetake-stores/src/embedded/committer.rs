@@ -15,6 +15,7 @@ use onetake_core::{
 
 use super::files::FileReserve;
 use super::folder::{Folder, OpenError};
+use super::idle_watch::IdleReport;
 use super::log::Log;
 use super::maintenance::{Maintenance, Subject};
 use super::recovery::Opened;
@@ -72,6 +73,7 @@ pub(super) struct Committer {
     segment_bytes: u64,
     clock: Arc<dyn Clock>,
     memory: WorkingSet,
+    idle: IdleReport,
     sweeps: VecDeque<Sweeping>,
     maintenance: Maintenance,
     has_asked_for_spare: bool,
@@ -115,6 +117,7 @@ impl Committer {
         opened: Opened,
         clock: Arc<dyn Clock>,
         folder: Folder,
+        idle: IdleReport,
     ) -> Result<(Self, usize), OpenError> {
         let Opened { tables, mut log, files, witness, running, ceiling } = opened;
         let from = log.last();
@@ -163,6 +166,7 @@ impl Committer {
             segment_bytes: files.segment_bytes,
             clock,
             memory: WorkingSet::above(ceiling),
+            idle,
             sweeps: VecDeque::new(),
             maintenance,
             has_asked_for_spare: false,
@@ -197,7 +201,12 @@ impl Committer {
                 }
             }
             match &failed {
-                None => failed = self.group(jobs).err(),
+                None => {
+                    failed = self.group(jobs).err();
+                    if failed.is_some() {
+                        self.idle.set(false);
+                    }
+                }
                 Some(error) => self.refuse_all(jobs, error),
             }
             if closing.is_some() {
@@ -283,13 +292,20 @@ impl Committer {
             None if is_empty => Ok(()),
             None => self.log.append(frame).map_err(failed),
         };
+        // Before the answers, so that nobody knows of an attempt that is not reported.
+        self.idle.set(result.is_ok() && !memory.is_any_running());
         replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
         result?;
         // The callers go on while the tables change. No later job is read before that.
         self.tables.apply(changes);
         self.memory.fresh.clear();
         self.witness();
-        self.begin_segment_if_due()
+        let waits = self.begin_segment_if_due()?;
+        if waits || self.memory.ceiling > self.witnessed {
+            // The next look of the engine tries again.
+            self.idle.set(false);
+        }
+        Ok(())
     }
 
     /// Waits if the tables of earlier segments are still not in files, and log and memory are at
@@ -309,8 +325,8 @@ impl Committer {
     }
 
     /// Begins a new segment of the log if the current one is full, or if the space of many removed
-    /// records is to be given back.
-    fn begin_segment_if_due(&mut self) -> Result<(), StoreError> {
+    /// records is to be given back. Returns true if it is due and has to wait.
+    fn begin_segment_if_due(&mut self) -> Result<bool, StoreError> {
         let used = self.segment_use();
         if used >= self.segment_bytes / 2 && !self.has_asked_for_spare {
             self.has_asked_for_spare = true;
@@ -320,7 +336,7 @@ impl Committer {
         let is_due = merges || used >= self.segment_bytes / 16 * 15;
         // While tables are written, the segment goes on.
         if !is_due || !self.maintenance.is_idle() {
-            return Ok(());
+            return Ok(is_due);
         }
         let file = match self.log.prepare_next() {
             Ok(file) => file,
@@ -329,7 +345,7 @@ impl Committer {
                 if !std::mem::replace(&mut self.has_warned, true) {
                     tracing::warn!(%error, "a new segment of the store's log could not be made yet");
                 }
-                return Ok(());
+                return Ok(true);
             }
         };
         let mut first = self.tables.group();
@@ -343,7 +359,7 @@ impl Committer {
         (self.has_asked_for_spare, self.has_warned) = (false, false);
         self.tables.seal();
         self.maintenance.flush(place);
-        Ok(())
+        Ok(false)
     }
 
     fn refuse_all(&mut self, jobs: Vec<EmbeddedJob>, error: &StoreError) {

@@ -27,6 +27,7 @@ mod audit;
 mod committer;
 mod files;
 mod folder;
+mod idle_watch;
 mod log;
 mod lsm_table;
 mod maintenance;
@@ -41,7 +42,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
 use tokio::sync::oneshot;
 
 use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
@@ -56,6 +57,7 @@ use onetake_core::{
 use crate::thread::{StoreThread, each};
 use committer::{Committer, EmbeddedJob};
 use folder::Folder;
+use idle_watch::{IdleWatch, idle_watch};
 
 pub use folder::OpenError;
 
@@ -85,6 +87,7 @@ impl Default for EmbeddedOptions {
 #[derive(Debug)]
 pub struct EmbeddedStore {
     thread: StoreThread<EmbeddedJob>,
+    idle: IdleWatch,
     interrupted: usize,
 }
 
@@ -120,10 +123,11 @@ impl EmbeddedStore {
         let folder = Folder::lock(path.as_ref())?;
         let memory = options.memory_bytes.max(EmbeddedOptions::MEMORY_BYTES_MIN);
         let opened = recovery::open(&folder, memory as u64)?;
-        let (committer, interrupted) = Committer::new(opened, clock, folder)?;
+        let (report, idle) = idle_watch();
+        let (committer, interrupted) = Committer::new(opened, clock, folder, report)?;
         let thread = StoreThread::start("onetake-store", move |queue| committer.run(queue))
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
-        Ok(Self { thread, interrupted })
+        Ok(Self { thread, idle, interrupted })
     }
 
     /// The number of operations that were running when the folder was last closed, and whose
@@ -165,6 +169,7 @@ impl Store for EmbeddedStore {
 
     fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
         match which {
+            Due::LeaseEnd if self.idle.is_idle() => ready(Ok(Vec::new())).boxed(),
             Due::LeaseEnd => {
                 async move { self.ask(|reply| EmbeddedJob::Abandoned(limit, reply)).await? }.boxed()
             }

@@ -45,6 +45,10 @@ impl WorkingSet {
         self.running.values()
     }
 
+    pub(super) fn is_any_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
     pub(super) fn find(
         &self,
         tables: &Tables,

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use onetake_core::clock::ManualClock;
 use onetake_core::store::{AuditLog, Due, DueAttempt, SharedSecrets};
 use onetake_core::{
@@ -657,6 +658,32 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     .await;
     assert!(load(&store, &claim("key 1000400", 1)).await.is_some(), "live records are there");
     store.close().await.unwrap();
+}
+
+/// The engine looks for abandoned attempts every second. In an idle process, that wakes no thread.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_store_answers_without_its_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = ManualClock::default();
+    let store = EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
+    let at_once = || store.due(Due::LeaseEnd, 10).now_or_never();
+    assert!(store.due(Due::LeaseEnd, 10).await.unwrap().is_empty());
+    assert!(at_once().is_some_and(|found| found.unwrap().is_empty()));
+    for attempt in 1..=20 {
+        let claim = claim(&format!("key {attempt}"), attempt);
+        granted(&store, &claim).await;
+        clock.advance(claim.terms.lease + claim.terms.grace);
+        let found = store.due(Due::LeaseEnd, 10).await.unwrap();
+        assert_eq!(found, [DueAttempt { id: claim.id, attempt: claim.attempt }]);
+        assert!(matches!(
+            settle(&store, &claim, Transition::ExpireLease).await,
+            Settled::Done { .. }
+        ));
+        assert!(at_once().is_some_and(|found| found.unwrap().is_empty()), "{attempt}");
+    }
+    store.close().await.unwrap();
+    let closed = store.due(Due::LeaseEnd, 10).await.unwrap_err();
+    assert_eq!(closed.kind(), StoreErrorKind::Unavailable, "{closed}");
 }
 
 /// The size of all tables. The log is allocated ahead and does not count.

@@ -1,18 +1,24 @@
 //! TLS with clients.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
+use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::Client;
 use onetake_sim::upstream::Upstream;
 use rustls::ProtocolVersion;
 use rustls::version::{TLS12, TLS13};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::certificates::{Authority, certificate, replace};
 use super::front::{Front, Rules};
 use super::peer::{Peer, open};
 use super::{gateway, tls_of};
+
+/// The time after which an idle connection is parked, and some more.
+const PARKED_AFTER: Duration = Duration::from_millis(1_200);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_operation_over_http_1_and_2_and_tls_1_2_and_1_3() {
@@ -134,16 +140,31 @@ async fn a_websocket_goes_through_both_sides() {
     let versions = rustls::ALL_VERSIONS;
     let stream = open(gateway.address(), &authority, &["http/1.1"], versions).await;
     let mut stream = stream.unwrap();
-    let head = "GET /any/ws HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\n\
-                Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
-    stream.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = Vec::new();
-    while !answer.ends_with(b"\r\n\r\n") {
-        answer.push(stream.read_u8().await.unwrap());
+    let request = "HEAD /any/charge HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for is_parked_before in [false, true] {
+        if is_parked_before {
+            SystemClock.sleep(PARKED_AFTER).await;
+        }
+        let answer = head(&mut stream, request).await;
+        assert!(answer.starts_with("HTTP/1.1 "), "{answer}");
     }
-    assert!(answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&answer));
+    SystemClock.sleep(PARKED_AFTER).await;
+    let upgrade = "GET /any/ws HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\n\
+                   Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+    let answer = head(&mut stream, upgrade).await;
+    assert!(answer.starts_with("HTTP/1.1 101"), "{answer}");
     stream.write_all(b"an echo, please").await.unwrap();
     let mut echo = [0; 15];
     stream.read_exact(&mut echo).await.unwrap();
     assert_eq!(&echo, b"an echo, please");
+}
+
+/// Sends a request, and reads the head of its response.
+async fn head(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), request: &str) -> String {
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    String::from_utf8(head).unwrap()
 }

@@ -258,7 +258,8 @@ fn admit(
     if let Some(new) = new {
         let _has_one = place.hop.set(new);
     }
-    let hinted = (parts.version == Version::HTTP_11).then(|| place.hints.advance());
+    let is_hinted = plans.early_hints && parts.version == Version::HTTP_11;
+    let hinted = is_hinted.then(|| place.hints.advance());
     Ok(Routed { plan, connection: Some(Arc::clone(place)), is_plain, hinted })
 }
 

@@ -18,6 +18,11 @@ pub(super) struct Activity {
     running: AtomicUsize,
     /// Number of responses whose body is not complete.
     sending: AtomicUsize,
+    /// Number of requests so far.
+    requests: AtomicU64,
+    /// The number of the request of HTTP/1.1 with two lengths, counted from one; zero if there is
+    /// none.
+    two_lengths_in: AtomicU64,
     /// The end of the last response, in microseconds of the monotonic clock; zero if there is none.
     answered_at: AtomicU64,
     /// Number of bytes that the peer has sent or accepted.
@@ -64,6 +69,16 @@ impl Activity {
         is_blocked, set_blocked;
     }
 
+    /// Notes the number of a request with two lengths.
+    pub(super) fn set_two_lengths(&self, request: u64) {
+        self.two_lengths_in.store(request, Ordering::Relaxed);
+    }
+
+    /// True if the request that began last has two lengths.
+    pub(super) fn has_two_lengths(&self) -> bool {
+        self.two_lengths_in.load(Ordering::Relaxed) == self.requests.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed) > 0
     }
@@ -107,6 +122,7 @@ impl Running {
     pub(super) fn new(activity: &Arc<Activity>, clock: &Arc<dyn Clock>) -> Self {
         activity.set_head(false);
         activity.running.fetch_add(1, Ordering::Relaxed);
+        activity.requests.fetch_add(1, Ordering::Relaxed);
         Self { activity: Arc::clone(activity), clock: Arc::clone(clock) }
     }
 

@@ -1,6 +1,7 @@
 //! The byte stream of a client connection, beneath HTTP.
 //!
-//! It notes facts that HTTP does not report, such as the first byte of a head. And it ends with a
+//! It notes facts that HTTP does not report, such as the first byte of a head, or a length that
+//! hyper removes. And it ends with a
 //! lingering close: if a server closes a connection while the client still sends, the operating
 //! system resets the connection, and the client loses a response that it has not read yet. So this
 //! side ends its own direction first, and then reads and discards what the client sends.
@@ -22,6 +23,7 @@ use super::activity::Activity;
 use super::client_connection::count_problem;
 use super::early_hints::Moment;
 use super::edge::ConnectionPermit;
+use super::head_scanner::HeadScanner;
 use super::request_heads;
 
 /// Maximum number of bytes that are discarded after the end of a connection.
@@ -48,6 +50,7 @@ pub(super) struct ClientStream<S> {
     answers: ProblemFormat,
     /// Number of bytes of the preface that have arrived; `None` once the protocol is known.
     preface: Option<usize>,
+    scanner: HeadScanner,
     place: ConnectionPermit,
     /// Bytes of the gateway itself that are to be written next: informational responses, or a
     /// refusal in place of hyper's.
@@ -67,7 +70,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
         answers: ProblemFormat,
     ) -> Self {
         let (preface, own, flushed_at, has_ended) = (Some(0), Bytes::new(), None, false);
-        Self { inner, activity, answers, preface, place, own, flushed_at, has_ended }
+        let scanner = HeadScanner::default();
+        Self { inner, activity, answers, preface, scanner, place, own, flushed_at, has_ended }
     }
 
     /// Notes bytes that have arrived.
@@ -88,6 +92,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             !self.activity.is_http2() && !self.activity.is_running() && !self.activity.is_sending();
         if is_head {
             self.activity.set_head(true);
+        }
+    }
+
+    /// Looks for requests that two servers could read differently.
+    fn scan(&mut self, bytes: &[u8]) {
+        if self.activity.is_http2() || self.activity.is_upgraded() {
+            return;
+        }
+        if let Some(request) = self.scanner.scan(bytes) {
+            self.activity.set_two_lengths(request);
         }
     }
 
@@ -188,6 +202,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for ClientStream<S> {
         let arrived = buffer.filled().get(before..).unwrap_or_default();
         if !arrived.is_empty() {
             self.arrived(arrived);
+            self.scan(arrived);
         }
         Poll::Ready(Ok(()))
     }

@@ -76,6 +76,9 @@ table! {
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
         /// GET, HEAD, OPTIONS and TRACE are always passed on.
         unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
+        /// Whether informational responses of upstreams, such as `103 Early Hints`, are forwarded to
+        /// HTTP/1.1 clients. Some clients and proxies take them for the final response.
+        early_hints: bool = boolean().or("false"),
         /// The time for which an idle client connection is kept open. It should be longer than that
         /// of a load balancer in front of the gateway, or the balancer sends requests into
         /// connections that are just being closed.

@@ -20,6 +20,11 @@ pub(super) struct Activity {
     sending: AtomicUsize,
     /// Number of HTTP/1.1 requests whose body may not have been read to its end.
     unread: AtomicUsize,
+    /// Number of requests so far.
+    requests: AtomicU64,
+    /// The number of the request of HTTP/1.1 with two lengths, counted from one; zero if there is
+    /// none.
+    two_lengths_in: AtomicU64,
     /// The end of the last response, in microseconds of the monotonic clock; zero if there is none.
     answered_at: AtomicU64,
     /// Number of bytes that the peer has sent or accepted.
@@ -94,6 +99,16 @@ impl Activity {
         !is_busy && !is_other
     }
 
+    /// Notes the number of a request with two lengths.
+    pub(super) fn set_two_lengths(&self, request: u64) {
+        self.two_lengths_in.store(request, Ordering::Relaxed);
+    }
+
+    /// True if the request that began last has two lengths.
+    pub(super) fn has_two_lengths(&self) -> bool {
+        self.two_lengths_in.load(Ordering::Relaxed) == self.requests.load(Ordering::Relaxed)
+    }
+
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed) > 0
     }
@@ -138,6 +153,7 @@ impl Running {
         activity.set_head(false);
         activity.set_rest(false);
         activity.running.fetch_add(1, Ordering::Relaxed);
+        activity.requests.fetch_add(1, Ordering::Relaxed);
         Self { activity: Arc::clone(activity), clock: Arc::clone(clock) }
     }
 

@@ -27,7 +27,7 @@ use super::client_body::ClientBody;
 use super::client_http::{ClientHttp, Protocols};
 use super::client_stream::ClientStream;
 use super::early_hints;
-use super::edge::ConnectionPermit;
+use super::edge::{ConnectionPermit, TwoLengths};
 use super::phase::Phase;
 use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
 use super::tls::Acceptor;
@@ -127,8 +127,11 @@ impl<E: Answer> ClientConnection<E> {
     ) {
         let (place, answers) = (Arc::clone(&self.place), self.edge.answers());
         let stream = ClientStream::new(stream, Arc::clone(&activity), place, answers);
-        let service = service_fn(|request: Request<Incoming>| {
+        let service = service_fn(|mut request: Request<Incoming>| {
             let running = Running::new(&activity, &self.clock);
+            if activity.has_two_lengths() {
+                request.extensions_mut().insert(TwoLengths);
+            }
             let (activity, phase) = (Arc::clone(&activity), Arc::clone(&self.phase));
             let (version, place) = (request.version(), Arc::clone(&self.place));
             let request = ClientBody::of(request, &activity);

@@ -1,6 +1,7 @@
 //! The byte stream of a client connection, beneath HTTP.
 //!
-//! It notes facts that HTTP does not report, such as the first byte of a head. And it ends with a
+//! It notes facts that HTTP does not report, such as the first byte of a head, or a length that
+//! hyper removes. And it ends with a
 //! lingering close: if a server closes a connection while the client still sends, the operating
 //! system resets the connection, and the client loses a response that it has not read yet. So this
 //! side ends its own direction first, and then reads and discards what the client sends.
@@ -23,6 +24,7 @@ use super::activity::Activity;
 use super::client_connection::count_problem;
 use super::early_hints::Moment;
 use super::edge::ConnectionPermit;
+use super::head_scanner::HeadScanner;
 use super::request_heads;
 
 /// Maximum number of bytes that are discarded after the end of a connection.
@@ -51,6 +53,7 @@ pub(super) struct ClientStream<S> {
     answers: ProblemFormat,
     /// Number of bytes of the preface that have arrived; `None` once the protocol is known.
     preface: Option<usize>,
+    scanner: HeadScanner,
     place: ConnectionPermit,
     /// Bytes that arrived before HTTP was there to read them.
     early: Bytes,
@@ -76,6 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             activity,
             answers,
             preface: Some(0),
+            scanner: HeadScanner::default(),
             place,
             early: Bytes::new(),
             own: Bytes::new(),
@@ -101,6 +105,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
                 return Poll::Ready(Ok(()));
             }
             self.arrived(read.filled());
+            self.scan(read.filled());
             self.early = match self.early.is_empty() {
                 true => Bytes::copy_from_slice(read.filled()),
                 false => [&self.early, read.filled()].concat().into(),
@@ -132,6 +137,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             !self.activity.is_http2() && !self.activity.is_running() && !self.activity.is_sending();
         if is_head {
             self.activity.set_head(true);
+        }
+    }
+
+    /// Looks for requests that two servers could read differently.
+    fn scan(&mut self, bytes: &[u8]) {
+        if self.activity.is_http2() || self.activity.is_upgraded() {
+            return;
+        }
+        if let Some(request) = self.scanner.scan(bytes) {
+            self.activity.set_two_lengths(request);
         }
     }
 
@@ -238,6 +253,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for ClientStream<S> {
         let arrived = buffer.filled().get(before..).unwrap_or_default();
         if !arrived.is_empty() {
             self.arrived(arrived);
+            self.scan(arrived);
         }
         Poll::Ready(Ok(()))
     }

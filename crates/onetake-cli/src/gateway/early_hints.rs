@@ -4,6 +4,10 @@
 //! hyper's server cannot send them. So the stream beneath it writes them (`client_stream.rs`), at
 //! moments at which no response is on the wire.
 //!
+//! They are forwarded only if the operator says so. HTTP/1.1 clients must accept them (RFC 9110,
+//! 15.2), but Python's `http.client`, urllib3 and nginx before 1.29 take them for the final
+//! response, and the final response for that of the next request.
+//!
 //! They belong to one request of a connection. An operation can outlive its request: its client got
 //! a 202, or went away. So each request has a number, and hints with another number are dropped.
 
@@ -99,13 +103,17 @@ impl<'a> HintSender<'a> {
     /// Sends an informational response, unless the final response has begun.
     pub(super) fn send(self, mut hint: Response<()>) {
         // The gateway itself asks the client to continue.
-        if hint.status() == StatusCode::CONTINUE || self.hints.moment() != self.request {
+        if hint.status() == StatusCode::CONTINUE {
             return;
         }
         strip_hop_by_hop(hint.headers_mut());
         hint.headers_mut().remove(CONTENT_LENGTH);
         let bytes = encode(&hint);
         let mut waiting = self.hints.lock();
+        // An operation that goes on after its request must not remove the hints of the next one.
+        if self.hints.moment() != self.request {
+            return;
+        }
         if waiting.moment != self.request {
             *waiting = Waiting { moment: self.request, bytes: Vec::new() };
         }

@@ -201,6 +201,11 @@ fn whole(body: Bytes) -> AnyBody {
     Held::new(Either::Right(Full::new(body)), [None, None])
 }
 
+/// An extension of a request that has a `Content-Length` beside a `Transfer-Encoding`. hyper removes
+/// that length.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TwoLengths;
+
 /// The plan of a request, in its extensions.
 #[derive(Clone)]
 pub(super) struct Routed {
@@ -258,7 +263,8 @@ fn admit(
     if let Some(new) = new {
         let _has_one = place.hop.set(new);
     }
-    let hinted = (parts.version == Version::HTTP_11).then(|| place.hints.advance());
+    let is_hinted = plans.early_hints && parts.version == Version::HTTP_11;
+    let hinted = is_hinted.then(|| place.hints.advance());
     Ok(Routed { plan, connection: Some(Arc::clone(place)), is_plain, hinted })
 }
 
@@ -385,13 +391,7 @@ fn cookies(headers: &mut HeaderMap) {
     }
 }
 
-/// Allows `chunked` only, and only in HTTP/1.1.
-///
-/// A `Content-Length` beside it cannot be seen here: hyper removes it, reads the body by its chunks,
-/// and closes the connection after the response. RFC 9112 (6.3) allows that or a refusal. The bytes
-/// of the connection (`ClientStream`) do not help: where the head of a pipelined request begins is
-/// known only to the parser, so a refusal there would miss some requests, and could hit a body that
-/// looks like a head.
+/// Allows `chunked` only, only in HTTP/1.1, and not beside a `Content-Length`.
 fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     let mut values = parts.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(value) = values.next() else {
@@ -400,6 +400,9 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     let chunked = value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
     if values.next().is_some() || !chunked || parts.version != Version::HTTP_11 {
         return Err(refused("The Transfer-Encoding must be chunked, and only in HTTP/1.1."));
+    }
+    if parts.extensions.get::<TwoLengths>().is_some() {
+        return Err(refused("The request has a Content-Length beside a Transfer-Encoding."));
     }
     Ok(())
 }

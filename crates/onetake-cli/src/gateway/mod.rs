@@ -24,6 +24,7 @@ mod ext_proc;
 mod forward_auth;
 mod forwarding;
 mod gauges;
+mod head_scanner;
 mod in_flight;
 mod jwks;
 mod method_override;

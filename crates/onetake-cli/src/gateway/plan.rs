@@ -90,6 +90,8 @@ pub(super) struct Plans {
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
     unmatched: Unmatched,
+    /// True if informational responses are forwarded to HTTP/1.1 clients.
+    pub(super) early_hints: bool,
     pub(super) cors: Option<Cors>,
     /// True if the layer issues keys, so that it answers requests for them itself.
     issues_keys: bool,
@@ -155,6 +157,7 @@ impl Plans {
             keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
             unmatched: config.gateway.unmatched,
+            early_hints: config.gateway.early_hints,
             cors: config.gateway.cors.as_ref().map(Cors::new),
             issues_keys: policies().any(|policy| policy.key.source == layer::KeySource::Issued),
             answers: config.defaults.policy.problem_format(),

@@ -317,7 +317,10 @@ fn received(
         false => strip_hop_by_hop(response.headers_mut()),
     }
     let (_place, permits) = held;
-    response.map(|body| Either::Left(Held::new(body, permits)))
+    response.map(|mut body| {
+        let permits = body.hold(permits).unwrap_or_default();
+        Either::Left(Held::new(body, permits))
+    })
 }
 
 /// Copies bytes in both directions until both sides are done.

@@ -4,4 +4,5 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod early_answers;
+mod early_hints;
 mod rolling_restart;

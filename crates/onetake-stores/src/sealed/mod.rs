@@ -108,13 +108,15 @@ impl SealedStore {
         match answer {
             Settled::Done { record, now } => {
                 let record = self.with_memo(record);
-                let record = match (ours, &record.state) {
-                    // The recording is durable, and its content is known. So it need not be opened,
-                    // and cannot fail to open on a node that lacks its key.
-                    (Some(recording), State::Completed { at, .. }) => {
+                let opened = self.open(Arc::clone(&record));
+                let record = match (opened, ours, &record.state) {
+                    (Ok(record), _, _) => record,
+                    // The recording is durable but cannot be opened on this node. Its content is
+                    // known here.
+                    (Err(_), Some(recording), State::Completed { at, .. }) => {
                         Arc::new(record.with_state(State::Completed { at: *at, recording }))
                     }
-                    _ => self.open(Arc::clone(&record)).unwrap_or(record),
+                    (Err(_), _, _) => record,
                 };
                 Settled::Done { record, now }
             }

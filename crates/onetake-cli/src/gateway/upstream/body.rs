@@ -23,7 +23,7 @@ use super::http2::StreamPlace;
 
 /// The time for which a request may go on after its response has ended. Servers reset such a
 /// request at once, or read it to its end.
-const AFTER_RESPONSE: Duration = Duration::from_secs(10);
+pub(super) const AFTER_RESPONSE: Duration = Duration::from_secs(10);
 
 const OPEN: u8 = 0;
 const RESPONSE_ENDED: u8 = 1;
@@ -155,6 +155,14 @@ struct Http2Body {
 impl UpstreamBody {
     pub(super) fn http1(body: Http1Body) -> Self {
         Self(Kind::Http1(body))
+    }
+
+    /// Holds permits until the connection is free. Returns them if that is so when the body ends.
+    pub(in super::super) fn hold<P: Send + 'static>(&mut self, permits: P) -> Option<P> {
+        match &mut self.0 {
+            Kind::Http1(body) => body.hold(permits),
+            Kind::Upgrade(_) | Kind::Http2(_) => Some(permits),
+        }
     }
 
     pub(super) fn upgrade(incoming: Incoming) -> Self {

@@ -25,6 +25,8 @@ pub(super) enum Attack {
     HangingRequests,
     /// Keyed requests whose body never comes.
     MissingBodies,
+    /// Requests without a key whose body never ends.
+    EndlessBodies,
 }
 
 pub(super) struct Attacker {
@@ -58,6 +60,7 @@ impl Attacker {
             Attack::MissingBodies => Request::post("http://a.test/any/charge")
                 .header("authorization", format!("Bearer hostile-{number}"))
                 .header("idempotency-key", format!("a-hostile-key-{number:08}")),
+            Attack::EndlessBodies => Request::put("http://a.test/any/upload"),
         };
         let Ok(mut connection) = self.connection.clone().ready().await else { return };
         let ends = self.attack == Attack::HangingRequests;

@@ -15,6 +15,8 @@ use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::common::process::Process;
@@ -90,6 +92,51 @@ async fn requests_that_hang_do_not_use_up_the_files_of_the_store() {
     assert!(open < FILES_MAX - 200, "{open} files are open");
     drop(attacking);
     assert!(world.gateway.terminate().await.success());
+}
+
+/// An upstream that answers a request before its body, and then reads on.
+async fn early_upstream() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut read = [0; 4096];
+                let answer = b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\nno";
+                while stream.read(&mut read).await.is_ok_and(|count| count > 0) {
+                    let is_head = read.starts_with(b"PUT ") || read.starts_with(b"POST ");
+                    if is_head && stream.write_all(answer).await.is_err() {
+                        return;
+                    }
+                    read = [0; 4096];
+                }
+            });
+        }
+    });
+    url
+}
+
+/// Requests that have their response while their body never ends. Each of them has a socket to the
+/// upstream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_that_go_on_after_their_response_do_not_use_up_the_files() {
+    onetake_cli::gateway::raise_limit();
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = early_upstream().await;
+    let mut gateway = Process::start_under(FILES_MAX, folder.path(), "", &upstream).await;
+    let address = gateway.address;
+    let attackers = (0..17).map(|_| Attacker::start(address, Attack::EndlessBodies, STREAMS));
+    let attacking = go_on(join_all(attackers).await);
+    let mut most = 0;
+    for _ in 0..60 {
+        SystemClock.sleep(Duration::from_millis(100)).await;
+        most = most.max(gateway.open_files());
+    }
+    assert!(most > 100 && most < FILES_MAX - 100, "{most} files were open");
+    let honest = gateway.client.post("/any/charge").key("an-honest-client-0004").send().await;
+    assert_eq!(honest.unwrap().status(), 404);
+    drop(attacking);
+    assert!(gateway.terminate().await.success());
 }
 
 /// If the files run out nevertheless, the store waits, and works again when some are free.

@@ -12,6 +12,8 @@ use rustls::version::{TLS12, TLS13};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use crate::common::raw_http::RawUpstream;
+
 use super::certificates::{Authority, certificate, replace};
 use super::front::{Front, Rules};
 use super::peer::{Peer, open};
@@ -90,6 +92,29 @@ async fn a_client_that_reads_late_gets_its_413() {
         assert!(answer.contains("request_body_too_large"), "{answer}");
     }
     assert_eq!(upstream.runs_in_all(), 0);
+}
+
+/// Informational responses are written beneath HTTP, and above TLS.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn early_hints_arrive_over_tls() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    authority.issue("localhost").write(folder.path());
+    let hint = "HTTP/1.1 103 Early Hints\r\nlink: </style.css>\r\n\r\n";
+    let answer = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+    let upstream = RawUpstream::start(format!("{hint}{answer}")).await;
+    let tls = tls_of(folder.path());
+    let lines = format!("upstream = \"{}\"\nearly_hints = true\n{tls}", upstream.url());
+    let gateway = gateway(&lines).await;
+    for version in [&TLS12, &TLS13] {
+        let stream = open(gateway.address(), &authority, &["http/1.1"], &[version]).await;
+        let mut stream = stream.unwrap();
+        let request = "GET /any HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut got = String::new();
+        stream.read_to_string(&mut got).await.unwrap();
+        let rest = got.strip_prefix(hint).unwrap_or_else(|| panic!("{got}"));
+        assert!(rest.starts_with("HTTP/1.1 200 OK\r\n") && rest.ends_with("\r\n\r\nok"), "{got}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

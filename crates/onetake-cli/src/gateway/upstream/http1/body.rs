@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
+use onetake_core::Clock;
 use onetake_http::BoxError;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::PollSender;
 
+use super::super::body::AFTER_RESPONSE;
 use super::chunked::{Chunked, Piece};
 use super::request::Upload;
 use super::response::Framing;
@@ -35,6 +38,8 @@ enum Source {
     Task {
         frames: mpsc::Receiver<Result<Frame<Bytes>, BoxError>>,
         size: SizeHint,
+        /// The way of permits to the task.
+        permits: Option<oneshot::Sender<Box<dyn Send>>>,
     },
 }
 
@@ -78,6 +83,7 @@ impl Http1Body {
         framing: Framing,
         home: Home,
         upload: Upload<B>,
+        clock: Arc<dyn Clock>,
     ) -> Self
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
@@ -85,8 +91,21 @@ impl Http1Body {
         let stream = BodyStream::new(connection, framing, home);
         let size = stream.size_hint();
         let (sender, frames) = mpsc::channel(1);
-        tokio::spawn(read_beside_upload(stream, upload, PollSender::new(sender)));
-        Self(Source::Task { frames, size })
+        let (permits, held) = oneshot::channel();
+        let exchange = read_beside_upload(stream, upload, PollSender::new(sender), clock);
+        tokio::spawn(async move {
+            exchange.await;
+            drop(held);
+        });
+        Self(Source::Task { frames, size, permits: Some(permits) })
+    }
+
+    /// Holds permits until the connection is free. Returns them if that is so when the body ends.
+    pub(in super::super) fn hold<P: Send + 'static>(&mut self, permits: P) -> Option<P> {
+        let Source::Task { permits: way, .. } = &mut self.0 else { return Some(permits) };
+        // If the task is over, they are dropped.
+        let _sent = way.take().map(|way| way.send(Box::new(permits)));
+        None
     }
 }
 
@@ -171,6 +190,7 @@ impl BodyStream {
                 Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
                 Some(Piece::Trailers(map)) => return Poll::Ready(Some(Ok(Frame::trailers(map)))),
                 Some(Piece::End) => return Poll::Ready(None),
+                None if self.has_ended => return Poll::Ready(None),
                 None => {}
             }
             let wanted = match &self.decoder {
@@ -199,16 +219,18 @@ impl BodyStream {
     }
 }
 
-/// Reads a body and writes the rest of its request, until both are complete or the client has
-/// left.
+/// Reads a body and writes the rest of its request, until both are complete, the client has left,
+/// or the request goes on for too long after its response.
 async fn read_beside_upload<B>(
     mut stream: BodyStream,
     mut upload: Upload<B>,
     mut frames: PollSender<Result<Frame<Bytes>, BoxError>>,
+    clock: Arc<dyn Clock>,
 ) where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let (mut is_uploading, mut is_written) = (true, false);
+    let mut over: Option<BoxFuture<'static, ()>> = None;
     let is_complete = poll_fn(|cx| {
         if is_uploading
             && let Some(connection) = &mut stream.connection
@@ -241,7 +263,11 @@ async fn read_beside_upload<B>(
         }
         // The client sees the end of the response now.
         frames.close();
-        if is_uploading { Poll::Pending } else { Poll::Ready(true) }
+        if !is_uploading {
+            return Poll::Ready(true);
+        }
+        let over = over.get_or_insert_with(|| clock.sleep(AFTER_RESPONSE));
+        over.as_mut().poll(cx).map(|()| false)
     });
     if is_complete.await && is_written {
         stream.give_back();

@@ -100,12 +100,15 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "a chunk of the response is malformed")
 }
 
-/// Reads the size of a chunk. Extensions are ignored.
+/// Reads the size of a chunk. Extensions are ignored. Some readers take a carriage return alone for
+/// a line end, so there is none.
 fn size(line: &[u8]) -> Option<u64> {
     let line = line.strip_suffix(b"\r\n")?;
     let digits = line.iter().take_while(|byte| byte.is_ascii_hexdigit()).count();
     let (digits, rest) = line.split_at_checked(digits)?;
-    let is_extension = rest.trim_ascii_start().first().is_none_or(|byte| *byte == b';');
+    let mut after_blanks = rest.iter().skip_while(|byte| matches!(byte, b' ' | b'\t'));
+    let is_extension =
+        after_blanks.next().is_none_or(|byte| *byte == b';') && !rest.contains(&b'\r');
     let digits = std::str::from_utf8(digits).ok().filter(|_| is_extension)?;
     u64::from_str_radix(digits, 16).ok()
 }
@@ -194,6 +197,9 @@ mod tests {
             b"+5\r\nhello\r\n0\r\n\r\n",
             b"0x5\r\nhello\r\n0\r\n\r\n",
             b"5 5\r\nhello\r\n0\r\n\r\n",
+            b"5\r\r\nhello\r\n0\r\n\r\n",
+            b"5;a\rb\r\nhello\r\n0\r\n\r\n",
+            b"5\x0c;a\r\nhello\r\n0\r\n\r\n",
             b"\r\nhello\r\n0\r\n\r\n",
             b"ffffffffffffffff1\r\nhello\r\n0\r\n\r\n",
             b"0\r\nno colon\r\n\r\n",

@@ -35,6 +35,10 @@ impl Idle {
         Self { connections: Mutex::default(), max, clock }
     }
 
+    pub(super) fn clock(&self) -> Arc<dyn Clock> {
+        Arc::clone(&self.clock)
+    }
+
     fn lock(&self) -> MutexGuard<'_, Connections> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }

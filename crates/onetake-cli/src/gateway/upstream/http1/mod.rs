@@ -22,9 +22,9 @@ mod idle;
 mod request;
 mod response;
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -34,6 +34,7 @@ use http::{Method, Request, Response};
 use hyper::body::Body;
 use onetake_http::BoxError;
 use tokio::io::{AsyncRead, ReadBuf};
+use tokio::task::unconstrained;
 use tokio_util::io::poll_read_buf;
 
 use crate::gateway::early_hints::HintSender;
@@ -72,12 +73,14 @@ impl Http1Connection {
     }
 
     /// True if an idle connection can take a request: the upstream has neither closed it nor sent
-    /// anything.
+    /// anything. The budget of the task does not count, because a read without budget is pending.
     fn is_usable(&mut self) -> bool {
         let mut byte = [0];
         let mut context = Context::from_waker(Waker::noop());
-        let read = Pin::new(&mut self.stream).poll_read(&mut context, &mut ReadBuf::new(&mut byte));
-        read.is_pending() && self.read.is_empty()
+        let stream = &mut self.stream;
+        let read = poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut byte)));
+        let is_open = pin!(unconstrained(read)).poll(&mut context).is_pending();
+        is_open && self.read.is_empty()
     }
 
     /// Reads more bytes. Returns 0 at the end of the connection.
@@ -166,7 +169,7 @@ where
             connection.write = upload.into_memory();
             Http1Body::begin(connection, framing, home)
         } else {
-            Http1Body::beside_upload(connection, framing, home, upload)
+            Http1Body::beside_upload(connection, framing, home, upload, idle.clock())
         };
         Ok(response.map(|()| body))
     }

@@ -82,6 +82,11 @@ impl Heads {
         let status = response.status();
         let has_coding = response.headers().contains_key(TRANSFER_ENCODING);
         let has_length = response.headers().contains_key(CONTENT_LENGTH);
+        let length = content_length(response.headers());
+        if let Some(length) = length.filter(|_| is_repeated(response.headers())) {
+            // Clients refuse a list of lengths.
+            response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+        }
         let is_empty = self.is_head_request
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let framing = if is_empty {
@@ -94,13 +99,15 @@ impl Heads {
             response.headers_mut().remove(CONTENT_LENGTH);
             Framing::Chunked
         } else if has_length {
-            let length = content_length(response.headers());
             Framing::Length(length.ok_or_else(|| malformed("its Content-Length is not a number"))?)
         } else {
             Framing::UntilClose
         };
-        // A server that sends both may have meant either.
-        let is_ambiguous = has_coding && has_length;
+        // A server that sends both may have meant either. A 204 has no body, but a server that
+        // announces one may send it.
+        let announces_body = has_coding || length.is_some_and(|length| length > 0);
+        let is_ambiguous =
+            (has_coding && has_length) || (status == StatusCode::NO_CONTENT && announces_body);
         let is_kept_alive = !is_ambiguous && keeps_alive(response.headers(), version);
         Ok(Head { response, framing, is_kept_alive })
     }
@@ -184,6 +191,13 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
         }
     }
     length
+}
+
+/// True if there is more than one length.
+fn is_repeated(headers: &HeaderMap) -> bool {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let first = values.next().map(HeaderValue::as_bytes).unwrap_or_default();
+    first.contains(&b',') || values.next().is_some()
 }
 
 /// True if `chunked` is the only transfer coding.

@@ -1,10 +1,11 @@
 //! Tests of whole exchanges, with an upstream of raw bytes.
 
+use super::super::body::AFTER_RESPONSE;
 use super::*;
 use http::StatusCode;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
-use onetake_core::{Clock, SystemClock};
+use onetake_core::{Clock, ManualClock, SystemClock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -20,7 +21,10 @@ struct Pair {
 
 impl Pair {
     async fn new() -> Self {
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        Self::with_clock(Arc::new(SystemClock)).await
+    }
+
+    async fn with_clock(clock: Arc<dyn Clock>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
@@ -87,6 +91,10 @@ async fn a_response_is_read_as_its_head_says() {
         ("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi and more", 200, "hi", false),
         ("HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n", 201, "", true),
         ("HTTP/1.1 204 No Content\r\n\r\n", 204, "", true),
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 0\r\n\r\n", 204, "", true),
+        // A body may follow nevertheless.
+        ("HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\n", 204, "", false),
+        ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", 204, "", false),
         ("HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n", 304, "", true),
         (
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
@@ -128,6 +136,25 @@ async fn a_response_is_read_as_its_head_says() {
         assert!(!response.headers().contains_key("link"), "{answer}");
         assert_eq!(text(response).await.expect(answer), body, "{answer}");
         assert_eq!(pair.idle.take(0).is_some(), is_kept, "{answer}");
+    }
+}
+
+/// Clients and proxies refuse a list of lengths, or a repeated length.
+#[tokio::test]
+async fn a_repeated_length_becomes_one() {
+    for lines in ["content-length: 2, 2", "content-length: 2\r\ncontent-length: 2"] {
+        let mut pair = Pair::new().await;
+        let answer = format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\nhi");
+        let response = pair.get(answer.as_bytes()).await.unwrap();
+        let lengths = response.headers().get_all("content-length").iter();
+        assert_eq!(lengths.collect::<Vec<_>>(), ["2"], "{lines}");
+        let mut pair = Pair::new().await;
+        let answer = format!("HTTP/1.1 200 OK\r\n{lines}\r\n\r\n");
+        pair.upstream.write_all(answer.as_bytes()).await.unwrap();
+        let head = Request::head("/").body(Full::<Bytes>::default()).unwrap();
+        let response = pair.send(head).await.unwrap();
+        let lengths = response.headers().get_all("content-length").iter();
+        assert_eq!(lengths.collect::<Vec<_>>(), ["2"], "{lines}");
     }
 }
 
@@ -373,6 +400,82 @@ async fn an_early_response_of_an_upstream_that_closes_is_read() {
     assert_eq!(text(response).await.unwrap(), "no");
 }
 
+/// The permits of a request are held until its connection is free.
+#[tokio::test]
+async fn an_upload_after_its_response_holds_its_permits_for_a_limited_time() {
+    for ends_itself in [true, false] {
+        let clock = ManualClock::default();
+        let mut pair = Pair::with_clock(Arc::new(clock.clone())).await;
+        let (sender, body) = channel();
+        let request = Request::post("/").header("content-length", "6").body(body).unwrap();
+        pair.upstream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await.unwrap();
+        let mut response = pair.send(request).await.unwrap();
+        let permits = Arc::new(());
+        let held = Arc::downgrade(&permits);
+        assert!(response.body_mut().hold(permits).is_none());
+        assert_eq!(text(response).await.unwrap(), "hi");
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(held.upgrade().is_some());
+        if ends_itself {
+            sender.send("abcdef").await.unwrap();
+        }
+        while held.upgrade().is_some() {
+            clock.advance(if ends_itself { Duration::ZERO } else { AFTER_RESPONSE / 10 });
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(pair.idle.has_usable(), ends_itself);
+    }
+    let mut pair = Pair::new().await;
+    let mut response = pair.get(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await.unwrap();
+    assert!(response.body_mut().hold(()).is_some(), "the connection is free when the body ends");
+}
+
+/// The end of an empty body is its head. The end of the connection behind it is no error.
+#[tokio::test]
+async fn an_early_response_without_a_body_is_complete() {
+    for answer in [
+        "HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 204 No Content\r\n\r\n",
+    ] {
+        for is_closed in [false, true] {
+            let mut pair = Pair::new().await;
+            let (_sender, body) = channel();
+            let request = Request::post("/").body(body).unwrap();
+            pair.upstream.write_all(answer.as_bytes()).await.unwrap();
+            if is_closed {
+                pair.upstream.shutdown().await.unwrap();
+            }
+            let response = pair.send(request).await.unwrap();
+            assert_eq!(text(response).await.expect(answer), "", "{answer} {is_closed}");
+        }
+    }
+}
+
+/// A task that has used up its budget of the runtime is told that nothing can be read.
+#[tokio::test]
+async fn a_busy_task_does_not_take_a_closed_connection() {
+    for sent in ["", "HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n"] {
+        let mut pair = Pair::new().await;
+        let ok = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi";
+        let response = pair.get(ok.as_bytes()).await.unwrap();
+        assert_eq!(text(response).await.unwrap(), "hi");
+        pair.upstream.write_all(sent.as_bytes()).await.unwrap();
+        pair.upstream.shutdown().await.unwrap();
+        while pair.idle.has_usable() {
+            tokio::task::yield_now().await;
+        }
+        let taken = poll_fn(|cx| {
+            while let Poll::Ready(budget) = tokio::task::coop::poll_proceed(cx) {
+                budget.made_progress();
+            }
+            Poll::Ready(pair.idle.take(0).is_some())
+        });
+        assert!(!taken.await, "{sent}");
+    }
+}
+
 /// A small generator of test data: the same numbers in every run.
 struct Numbers(u64);
 
@@ -539,6 +642,11 @@ async fn a_response_is_read_as_hyper_reads_it_or_refused() {
             (None, None) => refused += 1,
             (Some(_), None) => stricter += 1,
             (Some((status, mut headers, body)), Some(ours)) => {
+                // A repeated length becomes one.
+                for (_, value) in headers.iter_mut().filter(|(_, value)| value == b"5, 5") {
+                    *value = b"5".to_vec();
+                }
+                headers.dedup_by(|one, other| one == other && one.0 == "content-length");
                 // A length beside a transfer coding is removed.
                 if headers.iter().any(|(name, _)| name == "transfer-encoding") {
                     headers.retain(|(name, _)| {

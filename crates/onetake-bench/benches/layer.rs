@@ -77,7 +77,9 @@ async fn measure(router: &Router, keys: Keys, round: usize, requests: usize) -> 
         let request = match keys {
             Keys::None => request,
             Keys::Same => request.header("idempotency-key", "benchmark-of-the-layer"),
-            Keys::New => request.header("idempotency-key", format!("benchmark-{round}-{number}")),
+            Keys::New => {
+                request.header("idempotency-key", format!("benchmark-{round:02}-{number:06}"))
+            }
         };
         let request = request.body(Body::from("amount=100")).unwrap();
         let response = router.clone().oneshot(request).await.unwrap();

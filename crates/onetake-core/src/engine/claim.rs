@@ -51,7 +51,7 @@ struct OpenFlight<'a> {
 impl OpenFlight<'_> {
     fn land(&mut self, landing: Landing) {
         if let Some(flight) = self.flight.take() {
-            self.inner.flights.land(self.id, &flight, landing);
+            self.inner.wake_backlog(self.inner.flights.land(self.id, &flight, landing));
         }
     }
 }

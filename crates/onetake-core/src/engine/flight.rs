@@ -13,8 +13,8 @@ use crate::fingerprint::Fingerprint;
 use crate::record::Record;
 use crate::scope::RecordId;
 
-use super::EngineError;
-use super::latest::{Latest, Reader};
+use super::latest::{Backlog, Latest, Reader};
+use super::{EngineError, Inner};
 
 /// The number of shards, which reduces contention between threads.
 const SHARDS: usize = 16;
@@ -106,14 +106,20 @@ impl Flights {
     }
 
     /// Ends a flight. It is removed first, so that no caller can join it; then its waiters get the
-    /// result.
-    pub(crate) fn land(&self, id: RecordId, flight: &Arc<Flight>, landing: Landing) {
+    /// result. Returns those that were not woken yet.
+    #[must_use = "a backlog that is dropped is woken at once"]
+    pub(crate) fn land(
+        &self,
+        id: RecordId,
+        flight: &Arc<Flight>,
+        landing: Landing,
+    ) -> Option<Backlog<Phase>> {
         let mut shard = self.shard(&id);
         if shard.get(&id).is_some_and(|current| Arc::ptr_eq(current, flight)) {
             shard.remove(&id);
         }
         drop(shard);
-        flight.phase.set(Phase::Landed(landing));
+        flight.phase.set(Phase::Landed(landing))
     }
 
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Arc<Flight>>> {
@@ -150,8 +156,19 @@ impl Flight {
         before.map_or_else(|before| before == ending, |_| true)
     }
 
-    /// Signals to the waiters that an attempt of this process runs.
-    pub(crate) fn run(&self, fingerprint: Fingerprint) {
-        self.phase.set(Phase::Running(fingerprint));
+    /// Signals to the waiters that an attempt of this process runs. Returns those that were not
+    /// woken yet.
+    #[must_use = "a backlog that is dropped is woken at once"]
+    pub(crate) fn run(&self, fingerprint: Fingerprint) -> Option<Backlog<Phase>> {
+        self.phase.set(Phase::Running(fingerprint))
+    }
+}
+
+impl Inner {
+    /// Wakes waiters that a flight left behind, in a task of their own.
+    pub(super) fn wake_backlog(&self, backlog: Option<Backlog<Phase>>) {
+        if let Some(backlog) = backlog {
+            self.tasks.spawn_near(backlog.pace(Arc::clone(&self.clock)));
+        }
     }
 }

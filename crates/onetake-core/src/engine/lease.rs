@@ -92,7 +92,7 @@ impl Lease {
             asked_at,
             operation.run_max,
         );
-        flight.run(operation.fingerprint);
+        engine.inner.wake_backlog(flight.run(operation.fingerprint));
         engine.inner.metrics.running.increment(1);
         Self {
             flying: Some(Flying {
@@ -445,7 +445,7 @@ async fn settle(
         }
         _ => {}
     }
-    engine.flights.land(lease_state.id, &flying.flight, landing);
+    engine.wake_backlog(engine.flights.land(lease_state.id, &flying.flight, landing));
     drop(flying);
     settling
 }

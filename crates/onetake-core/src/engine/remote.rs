@@ -84,7 +84,11 @@ impl Remote {
         let Some(found) = answer else { return };
         let runs = found.as_ref().is_some_and(|r| matches!(r.state, State::Running { .. }));
         if !runs && let Some(sender) = self.lock().watched.remove(&id) {
-            sender.set(Some(found));
+            let backlog = sender.set(Some(found));
+            drop(sender);
+            if let Some(backlog) = backlog {
+                self.tasks.spawn(backlog.pace(Arc::clone(&self.clock)));
+            }
         }
     }
 

@@ -44,8 +44,9 @@ pub use redis::{Flavour, Redis, RedisCluster};
 pub use schemathesis::schemathesis;
 pub use stripe::{LocalStripe, StripeSdk};
 
-/// The maximum time for the start of a server.
-const START_MAX: Duration = Duration::from_secs(60);
+/// The maximum time for the start of a server, and for any condition. Only a test that fails waits
+/// that long, so it is generous: other tests may take all cores meanwhile.
+const START_MAX: Duration = Duration::from_secs(180);
 /// The pause between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 

@@ -108,15 +108,13 @@ impl SealedStore {
         match answer {
             Settled::Done { record, now } => {
                 let record = self.with_memo(record);
-                let opened = self.open(Arc::clone(&record));
-                let record = match (opened, ours, &record.state) {
-                    (Ok(record), _, _) => record,
-                    // The recording is durable but cannot be opened on this node. Its content is
-                    // known here.
-                    (Err(_), Some(recording), State::Completed { at, .. }) => {
+                let record = match (ours, &record.state) {
+                    // The recording is durable, and its content is known. So it need not be opened,
+                    // and cannot fail to open on a node that lacks its key.
+                    (Some(recording), State::Completed { at, .. }) => {
                         Arc::new(record.with_state(State::Completed { at: *at, recording }))
                     }
-                    (Err(_), _, _) => record,
+                    _ => self.open(Arc::clone(&record)).unwrap_or(record),
                 };
                 Settled::Done { record, now }
             }

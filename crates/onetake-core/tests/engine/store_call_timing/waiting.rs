@@ -1,4 +1,4 @@
-//! Callers that wait for an attempt of another node.
+//! Callers that wait for an attempt, here or on another node.
 
 use std::sync::atomic::Ordering;
 
@@ -53,6 +53,38 @@ async fn a_store_that_panics_while_somebody_waits_is_asked_by_the_next() {
     world.pass(SECOND, Duration::from_millis(25)).await;
     assert!(matches!(second.await.unwrap(), Begin::Answer(Answer::Replay(_))));
     assert!(matches!(first.await.unwrap(), Begin::Answer(_)));
+}
+
+/// Callers that wait for an attempt of their own node learn its outcome without the store.
+#[tokio::test]
+async fn waiters_on_the_node_of_the_attempt_cause_no_store_call() {
+    const WAITERS: usize = 1_000;
+    let world = World::new();
+    let lease = world.lease(&operation("here")).await;
+    lease.start().unwrap();
+    let calls = || {
+        let settlements = world.store.settlements.lock().unwrap().len();
+        let count = |calls: &AtomicUsize| calls.load(Ordering::SeqCst);
+        (count(&world.store.claims), count(&world.store.loads), settlements)
+    };
+    assert_eq!(calls(), (1, 0, 0), "the claim of the attempt");
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let engine = world.engine.clone();
+            tokio::spawn(async move { engine.begin(&waiting("here", 60)).await.unwrap() })
+        })
+        .collect();
+    // Shorter than the time until the first renewal.
+    world.pass(SECOND * 5, Duration::from_millis(25)).await;
+    assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    assert_eq!(calls(), (1, 0, 0), "while they wait");
+    drop(lease.complete(Recording::new("paid")).await);
+    world.pass(SECOND, Duration::from_millis(5)).await;
+    for waiter in waiters {
+        let answer = waiter.await.unwrap();
+        assert!(matches!(answer, Begin::Answer(Answer::Replay(_))), "{answer:?}");
+    }
+    assert_eq!(calls(), (1, 0, 1), "the completion of the attempt");
 }
 
 #[tokio::test]

@@ -70,8 +70,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a settlement that the store did not take is not tried again",
         file: "onetake-core/src/engine/lease.rs",
-        from: "                if asked_at >= report_at {\n",
-        to: "                if BUG {\n                    break (Settling::Pending, Landing::Nothing);\n                }\n                if asked_at >= report_at {\n",
+        from: "        if asked_at >= report_at {\n",
+        to: "        if BUG {\n            return Ok(Settled::Stale { current: None });\n        }\n        if asked_at >= report_at {\n",
     },
     Bug {
         what: "leases are not renewed in time",
@@ -106,8 +106,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a stale settlement counts as recorded",
         file: "onetake-core/src/engine/lease.rs",
-        from: "break (Settling::Stale(current.filter(is_ours)), Landing::Nothing);",
-        to: "break match current.filter(is_ours) {\n                    Some(record) if BUG => (Settling::Recorded(record), Landing::Nothing),\n                    current => (Settling::Stale(current), Landing::Nothing),\n                };",
+        from: "(Settling::Stale(current), Landing::Nothing)",
+        to: "match current {\n                Some(record) if BUG => (Settling::Recorded(record), Landing::Nothing),\n                current => (Settling::Stale(current), Landing::Nothing),\n            }",
     },
     Bug {
         what: "the cache answers any payload",

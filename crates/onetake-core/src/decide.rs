@@ -118,9 +118,10 @@ pub enum ClaimEffect {
 /// Decides a claim. `floor` is the highest fence that the store still knows to have been granted
 /// for this record. The fence of the record that was found counts in addition.
 ///
-/// A claim is idempotent by its attempt: a claim whose answer was lost is sent again. An attempt
-/// that still runs is granted once more, with its fence and for a whole lease from now. An attempt
-/// that has ended is not.
+/// A claim is idempotent by its attempt. A claim that reaches the store twice, for example because
+/// a driver repeated it, is granted once more while its attempt runs: with the same fence, and for a
+/// whole lease from now. An attempt that has ended is not granted again. The engine itself does not
+/// send a claim again if its answer was lost. It renews the attempt instead.
 #[must_use]
 pub fn claim(found: Option<&Record>, claim: &Claim, at: Moment, floor: Fence) -> ClaimEffect {
     let now = at.now;

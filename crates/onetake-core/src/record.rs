@@ -196,17 +196,7 @@ pub enum Cause {
     Status(u16),
 }
 
-/// The text form of [`Cause::Status`]; the status follows.
-const ANSWERED: &str = "the upstream answered ";
-
 impl Cause {
-    /// Reads a cause that was stored as text. Older versions stored statuses in this form.
-    #[must_use]
-    pub fn from_text(text: String) -> Self {
-        let status = text.strip_prefix(ANSWERED).and_then(|status| status.parse().ok());
-        status.map_or(Self::Reported(text), Self::Status)
-    }
-
     /// Cuts the text to the length that a record may hold.
     #[must_use]
     pub fn clipped(&self) -> Self {
@@ -225,7 +215,7 @@ impl fmt::Display for Cause {
             Self::Interrupted => f.write_str("it was interrupted while it ran"),
             Self::TimedOut => f.write_str("it exceeded its time limit"),
             Self::Reported(what) => f.write_str(what),
-            Self::Status(status) => write!(f, "{ANSWERED}{status}"),
+            Self::Status(status) => write!(f, "the upstream answered {status}"),
         }
     }
 }
@@ -421,16 +411,6 @@ mod tests {
         assert_eq!(unknown.expires_at(), Some(at(5_000 + day)));
         assert!(!short.is_expired(at(1_018)));
         assert!(short.is_expired(at(1_019)));
-    }
-
-    #[test]
-    fn a_status_that_was_kept_as_text_is_read() {
-        let status = Cause::Status(502);
-        assert_eq!(status.to_string(), "the upstream answered 502");
-        assert_eq!(Cause::from_text(status.to_string()), status);
-        for text in ["the upstream answered", "the upstream answered in time", "it hung"] {
-            assert_eq!(Cause::from_text(text.to_owned()), Cause::Reported(text.to_owned()));
-        }
     }
 
     #[test]

@@ -41,7 +41,8 @@ impl Engine {
 
 impl EngineBuilder {
     /// Sets the journal: a place on this machine for outcomes that the store did not take before
-    /// [`shutdown`](Engine::shutdown). They are settled at the next start.
+    /// [`shutdown`](Engine::shutdown). The engine settles the entries that it finds there, in the
+    /// background, and looks again from time to time.
     #[must_use]
     pub fn journal(mut self, journal: Arc<dyn Journal>) -> Self {
         self.journal = Some(journal);
@@ -97,12 +98,10 @@ impl EngineBuilder {
         if self.in_callers_task {
             tasks = tasks.in_callers_task();
         }
-        let engine = Engine::assemble(self.store, self.clock, self.rng, self.limits, tasks);
-        if let Some(housekeeping) = self.housekeeping {
+        let Self { store, clock, rng, limits, housekeeping, journal, .. } = self;
+        let engine = Engine::assemble(store, clock, rng, limits, journal, tasks);
+        if let Some(housekeeping) = housekeeping {
             engine.keep_house(housekeeping);
-        }
-        if let Some(journal) = self.journal {
-            engine.use_journal(journal);
         }
         engine
     }

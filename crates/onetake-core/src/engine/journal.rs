@@ -16,7 +16,7 @@ use crate::record::{Record, State};
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Transition};
 
 use super::housekeeping::pause_unless_stopped;
-use super::{Engine, Inner, lost_claim};
+use super::{Inner, lost_claim};
 
 /// The time for which shutdown waits for settlements under way to notice that the engine stopped.
 const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,18 +51,6 @@ pub trait Journal: fmt::Debug + Send + Sync + 'static {
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
-impl Engine {
-    /// Uses a journal: settles what it kept, in the background, and hands over at
-    /// [`shutdown`](Engine::shutdown) what could not be settled. Only the first call counts.
-    ///
-    /// [`EngineBuilder::journal`](super::EngineBuilder::journal) is the usual way.
-    pub fn use_journal(&self, journal: Arc<dyn Journal>) {
-        if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
-            self.inner.tasks.spawn(finish_all(Arc::clone(&self.inner), journal));
-        }
-    }
-}
-
 impl Inner {
     /// Remembers a settlement that the store did not accept before the engine stopped.
     pub(super) fn could_not_settle(&self, settlement: Settlement) {
@@ -86,7 +74,7 @@ impl Inner {
             return;
         }
         let count = unwritten.len();
-        let Some(journal) = self.journal.get() else {
+        let Some(journal) = &self.journal else {
             tracing::error!(
                 count,
                 "outcomes could not be saved, and there is no journal: they are lost, and their keys become unknown"
@@ -108,7 +96,7 @@ impl Inner {
 
 /// Settles all entries, now and later: another process with the same folder may end and leave
 /// entries there.
-async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
+pub(super) async fn settle_entries(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     let mut pause = PAUSE_MIN;
     // Entries that this process cannot settle. Trying them again would not help.
     let mut left = HashSet::new();

@@ -18,7 +18,7 @@ use crate::transaction::UNFINISHED;
 use super::flight::{Flight, Landing};
 use super::renewal::LeaseState;
 use super::tasks::in_span;
-use super::{Attempt, Engine, EngineError, Operation, SPANS, never_started};
+use super::{Attempt, Engine, EngineError, Inner, Operation, SPANS, never_started};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -335,9 +335,58 @@ async fn settle(
     started: Started,
 ) -> Settling {
     let engine = &engine.inner;
+    let (settling, landing) = match write(engine, &lease_state, &settlement).await {
+        Ok(Settled::Done { record, now }) => {
+            // This is before the landing, so that a waiter finds the key free.
+            if settlement.transition == Transition::Release && !started.leaves_payload {
+                never_started::forget(engine, &record).await;
+            }
+            // Callers that waited for an attempt that never started may try the operation
+            // themselves.
+            let landing = if started.ever {
+                Landing::Record(Arc::clone(&record), now)
+            } else {
+                Landing::Nothing
+            };
+            (Settling::Recorded(record), landing)
+        }
+        Ok(Settled::Stale { current }) => {
+            let current = after_stale(engine, &settlement, current, &flying.fingerprint);
+            // The answer does not contain the store's time, and the outcome may be about to
+            // expire. So it is neither cached nor given to the waiters: they ask the store.
+            (Settling::Stale(current), Landing::Nothing)
+        }
+        Err(error) => {
+            engine.could_not_settle(settlement.clone());
+            (Settling::Pending, Landing::Failed(error))
+        }
+    };
+    // The lease was renewed until here, or for `run_max`: a short outage of the store must not let
+    // the lease end while the outcome waits.
+    engine.renewer.remove(&lease_state);
+    engine.metrics.running.decrement(1);
+    if let Settling::Recorded(record) = &settling {
+        count(engine, &settlement.transition, record);
+    }
+    engine.wake_backlog(engine.flights.land(lease_state.id, &flying.flight, landing));
+    drop(flying);
+    settling
+}
+
+/// Writes a settlement, again and again until the store answers, and caches a record that it
+/// changed.
+///
+/// Returns the error for the waiters if there will be no answer, because the engine stopped or the
+/// store must not be used any more. It never says that the store is unreachable: a caller could take
+/// that as permission to run without a record, although the operation has run.
+async fn write(
+    engine: &Inner,
+    lease_state: &LeaseState,
+    settlement: &Settlement,
+) -> Result<Settled, EngineError> {
     let mut pause = RETRY_MIN;
     let mut report_at = Duration::ZERO;
-    let (settling, landing) = loop {
+    loop {
         let asked_at = engine.clock.monotonic();
         let answer = tokio::select! {
             biased;
@@ -347,77 +396,61 @@ async fn settle(
                 Err(StoreError::new(StoreErrorKind::Indeterminate, what))
             }
         };
-        match answer {
-            Ok(Settled::Done { record, now }) => {
-                engine.cache.put(&record, now, asked_at);
-                // This is before the landing, so that a waiter finds the key free.
-                if settlement.transition == Transition::Release && !started.leaves_payload {
-                    never_started::forget(engine, &record).await;
+        let error = match answer {
+            Ok(settled) => {
+                if let Settled::Done { record, now } = &settled {
+                    engine.cache.put(record, *now, asked_at);
                 }
-                // Callers that waited for an attempt that never started may try the operation
-                // themselves.
-                let landing = if started.ever {
-                    Landing::Record(Arc::clone(&record), now)
-                } else {
-                    Landing::Nothing
-                };
-                break (Settling::Recorded(record), landing);
+                return Ok(settled);
             }
-            // The attempt's own transaction has completed it (mode T). This settlement only checked
-            // that.
-            Ok(Settled::Stale { current: Some(record) })
-                if completed_itself(&record, &settlement) =>
-            {
-                // The answer does not contain the store's time, and the outcome may be about to
-                // expire. So it is neither cached nor given to the waiters: they ask the store.
-                break (Settling::Stale(Some(record)), Landing::Nothing);
-            }
-            Ok(Settled::Stale { current }) => {
-                engine.metrics.stale.increment(1);
-                tracing::warn!(
-                    reference = %lease_state.id.reference(),
-                    "a late settlement was ignored: another attempt owns the key, or the key is already settled"
-                );
-                // The record may belong to a later use of the expired key, with another payload
-                // (S9).
-                let is_ours = |record: &Arc<Record>| record.fingerprint == flying.fingerprint;
-                break (Settling::Stale(current.filter(is_ours)), Landing::Nothing);
-            }
-            Err(error) => {
-                engine.failed(&error);
-                // The waiters do not get an error that the store is unreachable: a caller could
-                // take it as permission to run without a record, although the operation has run.
-                if engine.stopped.is_cancelled() {
-                    engine.could_not_settle(settlement.clone());
-                    break (Settling::Pending, Landing::Failed(EngineError::Closing));
-                }
-                if error.kind() == StoreErrorKind::Corrupt {
-                    engine.could_not_settle(settlement.clone());
-                    break (Settling::Pending, Landing::Failed(error.into()));
-                }
-                if asked_at >= report_at {
-                    report(&lease_state, &error);
-                    report_at = asked_at.saturating_add(REPORT_PAUSE);
-                }
-                tokio::select! {
-                    biased;
-                    () = engine.stopped.cancelled() => {}
-                    () = engine.clock.sleep(pause) => {}
-                }
-                pause = (pause * 2).min(RETRY_MAX);
-            }
+            Err(error) => error,
+        };
+        engine.failed(&error);
+        if engine.stopped.is_cancelled() {
+            return Err(EngineError::Closing);
         }
-    };
-    // The lease was renewed until here, or for `run_max`: a short outage of the store must not let
-    // the lease end while the outcome waits.
-    engine.renewer.remove(&lease_state);
-    engine.metrics.running.decrement(1);
-    match (&settlement.transition, &settling) {
-        (Transition::Unknown(cause), Settling::Recorded(record))
-            if matches!(record.state, State::Unknown { .. }) =>
-        {
+        if error.kind() == StoreErrorKind::Corrupt {
+            return Err(error.into());
+        }
+        if asked_at >= report_at {
+            report(lease_state, &error);
+            report_at = asked_at.saturating_add(REPORT_PAUSE);
+        }
+        tokio::select! {
+            biased;
+            () = engine.stopped.cancelled() => {}
+            () = engine.clock.sleep(pause) => {}
+        }
+        pause = (pause * 2).min(RETRY_MAX);
+    }
+}
+
+/// Returns the record that a stale settlement may show, and logs if its outcome is lost.
+fn after_stale(
+    engine: &Inner,
+    settlement: &Settlement,
+    current: Option<Arc<Record>>,
+    fingerprint: &Fingerprint,
+) -> Option<Arc<Record>> {
+    // The attempt's own transaction has completed it (mode T). This settlement only checked that.
+    if current.as_ref().is_some_and(|record| completed_itself(record, settlement)) {
+        return current;
+    }
+    engine.metrics.stale.increment(1);
+    tracing::warn!(
+        reference = %settlement.id.reference(),
+        "a late settlement was ignored: another attempt owns the key, or the key is already settled"
+    );
+    // The record may belong to a later use of the expired key, with another payload (S9).
+    current.filter(|record| record.fingerprint == *fingerprint)
+}
+
+/// Counts a settlement that the store recorded, and logs it if an operator may have to act.
+fn count(engine: &Inner, transition: &Transition, record: &Record) {
+    let reference = record.id.reference();
+    match transition {
+        Transition::Unknown(cause) if matches!(record.state, State::Unknown { .. }) => {
             engine.metrics.unknown.increment(1);
-            let reference = lease_state.id.reference();
             match record.terms.on_unknown {
                 OnUnknown::Reconcile => tracing::warn!(
                     %reference, %cause,
@@ -433,21 +466,16 @@ async fn settle(
                 ),
             }
         }
-        (Transition::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
+        Transition::Fail(failure) if failure.code == UNFINISHED => {
             engine.metrics.unknown.increment(1);
             tracing::error!(
-                reference = %lease_state.id.reference(), route = %record.origin.route,
+                %reference, route = %record.origin.route,
                 "a transactional operation ended without finishing its transaction: it may have had its effects, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit the transaction through InTransaction"
             );
         }
-        (Transition::Release | Transition::Unknown(_), Settling::Recorded(_)) => {
-            engine.metrics.released.increment(1)
-        }
+        Transition::Release | Transition::Unknown(_) => engine.metrics.released.increment(1),
         _ => {}
     }
-    engine.wake_backlog(engine.flights.land(lease_state.id, &flying.flight, landing));
-    drop(flying);
-    settling
 }
 
 /// True if the attempt that would be released has an outcome of its own transaction.

@@ -34,16 +34,15 @@ mod wait;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::clock::{Clock, Rng, SystemClock, SystemRng};
+use crate::clock::{Clock, Rng};
 use crate::scope::RecordId;
 use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store, StoreError};
 
@@ -111,7 +110,7 @@ pub(crate) struct Inner {
     settling: TaskTracker,
     /// Settlements that the store did not accept before the engine stopped.
     unwritten: Mutex<Vec<Settlement>>,
-    journal: OnceLock<Arc<dyn Journal>>,
+    journal: Option<Arc<dyn Journal>>,
     /// Held while outcomes are written to the journal: a second call of `shutdown` waits for it.
     handing_over: tokio::sync::Mutex<()>,
     lost_claims: LostClaims,
@@ -129,20 +128,18 @@ pub(crate) struct Inner {
 }
 
 impl Engine {
-    /// Creates an engine on `store`, with the system's clock and default limits. It starts the
-    /// reaper and the sweeper.
+    /// Creates an engine on `store` with the defaults of [`builder`](Self::builder): the system's
+    /// clock, default limits, a reaper and a sweeper, and no journal.
     ///
     /// Must be called inside a tokio runtime.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
-        let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
-        let engine = Self::with(store, clock, rng, Limits::default());
-        engine.keep_house(Housekeeping::default());
-        engine
+        Self::builder(store).build()
     }
 
-    /// Creates an engine with the given parts. The reaper and the sweeper run only after
-    /// [`keep_house`](Self::keep_house) is called.
+    /// Creates an engine with the given parts, without housekeeping and without a journal, for
+    /// tests and simulations. [`keep_house`](Self::keep_house) starts the reaper and the sweeper.
+    /// [`builder`](Self::builder) sets everything.
     ///
     /// Must be called inside a tokio runtime.
     #[must_use]
@@ -152,7 +149,7 @@ impl Engine {
         rng: Arc<dyn Rng>,
         limits: Limits,
     ) -> Self {
-        Self::assemble(store, clock, rng, limits, Handle::current().into())
+        Self::builder(store).clock(clock).rng(rng).limits(limits).housekeeping(None).build()
     }
 
     fn assemble(
@@ -160,6 +157,7 @@ impl Engine {
         clock: Arc<dyn Clock>,
         rng: Arc<dyn Rng>,
         limits: Limits,
+        journal: Option<Arc<dyn Journal>>,
         tasks: Tasks,
     ) -> Self {
         let metrics = Arc::new(Metrics::new());
@@ -183,7 +181,7 @@ impl Engine {
             tracker: TaskTracker::new(),
             settling: TaskTracker::new(),
             unwritten: Mutex::default(),
-            journal: OnceLock::new(),
+            journal,
             handing_over: tokio::sync::Mutex::default(),
             lost_claims: LostClaims::default(),
             began: clock.monotonic(),
@@ -201,6 +199,9 @@ impl Engine {
             tasks,
         });
         inner.tasks.spawn(renewal::renew_leases(Arc::clone(&inner)));
+        if let Some(journal) = inner.journal.clone() {
+            inner.tasks.spawn(journal::settle_entries(Arc::clone(&inner), journal));
+        }
         let alive = Arc::new(inner.stopped.clone().drop_guard());
         Self { inner, _alive: alive }
     }

@@ -1,6 +1,6 @@
 //! Reconciliation: asks for the outcomes of unknown attempts, and settles them by the answer.
 //!
-//! A node first postpones the record in the store ([`Transition::Defer`]), so that only one of
+//! A node first postpones the record in the store ([`Transition::PostponeReconcile`]), so that only one of
 //! several nodes reconciles it. If that node dies, the record is due again later. Every settlement
 //! is fenced by the attempt: if the owner returns first, its outcome counts, and the reconciliation
 //! changes nothing.

@@ -9,11 +9,11 @@ use futures_util::future::BoxFuture;
 use onetake_core::engine::JournalBatch;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    AttemptId, Journal, Limits, ManualClock, MemoryStore, Recording, Settlement, Store, StoreError,
+    AttemptId, Journal, ManualClock, MemoryStore, Recording, Settlement, Store, StoreError,
     StoreErrorKind, Transition, delegate_store,
 };
 
-use super::{Pages, engine_on, memory, operation, pass};
+use super::{Pages, engine_with_journal, memory, operation, pass};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -98,9 +98,7 @@ fn replay(
     journal: &Arc<Pages>,
     clock: &Arc<ManualClock>,
 ) -> onetake_core::Engine {
-    let engine = engine_on(Arc::clone(store) as Arc<dyn Store>, clock, Limits::default());
-    engine.use_journal(Arc::clone(journal) as Arc<dyn Journal>);
-    engine
+    engine_with_journal(Arc::clone(store) as Arc<dyn Store>, clock, journal)
 }
 
 #[tokio::test]
@@ -240,10 +238,9 @@ impl Journal for Gated {
 async fn a_second_shutdown_waits_until_the_first_has_written_the_journal() {
     let (clock, memory) = memory();
     let store = Failing::around(&memory, &[("a", StoreErrorKind::Unavailable)]);
-    let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
     let (gate, kept) = (tokio::sync::Semaphore::new(0), AtomicUsize::new(0));
     let journal = Arc::new(Gated { gate, kept });
-    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let engine = engine_with_journal(store, &clock, &journal);
     let running = engine.clone();
     tokio::spawn(async move {
         let paid = async |_| onetake_core::Verdict::Complete(Recording::new("paid"));

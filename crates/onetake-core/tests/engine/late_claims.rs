@@ -13,7 +13,7 @@ use onetake_core::{
     Transition, Verdict, delegate_store,
 };
 
-use super::{Pages, operation, settle_down};
+use super::{Pages, engine_with_journal, operation, settle_down};
 
 /// A store whose claims are held back by the network: their answers are lost, and they arrive when
 /// a test calls `land`.
@@ -86,6 +86,10 @@ impl World {
     fn stalled(&self, limits: Limits) -> Engine {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         Engine::with(store, Arc::clone(&self.clock) as Arc<dyn Clock>, Arc::new(SystemRng), limits)
+    }
+
+    fn stalled_with_journal(&self, journal: &Arc<Pages>) -> Engine {
+        engine_with_journal(Arc::clone(&self.store) as Arc<dyn Store>, &self.clock, journal)
     }
 
     /// Returns an engine of another node, whose connection works.
@@ -286,15 +290,13 @@ async fn a_lost_claim_that_is_settled_does_not_count_any_more() {
 #[tokio::test]
 async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
     let world = World::new();
-    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
     let journal = Arc::new(Pages::default());
-    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let (engine, asked) = (world.stalled_with_journal(&journal), operation("a"));
     world.lose_claim(&engine, &asked).await;
     world.pass(90).await;
     engine.shutdown(Duration::ZERO).await.unwrap();
     assert_eq!(journal.names_now().len(), 1, "the release is handed over");
-    let next = world.stalled(Limits::default());
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let _next = world.stalled_with_journal(&journal);
     world.pass(1).await;
     assert!(journal.names_now().is_empty(), "it was replayed");
     world.store.land().await;
@@ -307,15 +309,13 @@ async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
 async fn a_claim_that_lands_behind_another_owner_after_a_replay_is_released() {
     let world = World::new();
     let terms = Terms { ttl: Duration::from_secs(120), ..Terms::default() };
-    let (engine, asked) = (world.stalled(Limits::default()), operation("a").terms(terms));
     let journal = Arc::new(Pages::default());
-    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let (engine, asked) = (world.stalled_with_journal(&journal), operation("a").terms(terms));
     world.lose_claim(&engine, &asked).await;
     engine.shutdown(Duration::ZERO).await.unwrap();
     let paid = async |_| Verdict::Complete(Recording::new("paid"));
     world.other_node().run(asked.clone(), paid).await.unwrap();
-    let next = world.stalled(Limits::default());
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let _next = world.stalled_with_journal(&journal);
     world.pass(180).await;
     world.store.land().await;
     world.pass(31).await;
@@ -330,8 +330,7 @@ async fn an_outcome_from_the_journal_is_never_turned_into_a_release() {
     let (id, attempt) = (operation("a").id, AttemptId::from_bytes([7; 16]));
     let transition = Transition::Complete(Recording::new("paid"));
     journal.keep(vec![Settlement { id, attempt, transition }]).await.unwrap();
-    let next = world.stalled(Limits::default());
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let _next = world.stalled_with_journal(&journal);
     world.pass(60).await;
     assert!(journal.names_now().is_empty(), "it was replayed");
     assert_eq!(world.store.releases(), 0);

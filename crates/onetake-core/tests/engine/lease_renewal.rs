@@ -13,7 +13,7 @@ use onetake_core::{
     Store, StoreError, StoreErrorKind, Transition, Verdict, delegate_store,
 };
 
-use super::{Pages, engine_on, memory, operation, pass, settle_down};
+use super::{Pages, engine_on, engine_with_journal, memory, operation, pass, settle_down};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -151,9 +151,8 @@ delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Corrupt, 
 #[tokio::test]
 async fn an_outcome_that_a_corrupt_store_did_not_take_goes_to_the_journal() {
     let (clock, memory) = memory();
-    let engine = engine_on(Arc::new(Corrupt(memory)), &clock, Limits::default());
     let journal = Arc::new(Pages::default());
-    engine.use_journal(Arc::clone(&journal) as Arc<dyn onetake_core::Journal>);
+    let engine = engine_with_journal(Arc::new(Corrupt(memory)), &clock, &journal);
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     lease.start().unwrap();
     let settling = lease.complete(Recording::new("paid")).await;

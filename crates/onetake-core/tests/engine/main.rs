@@ -66,6 +66,19 @@ fn engine_on(store: Arc<dyn Store>, clock: &Arc<ManualClock>, limits: Limits) ->
     Engine::with(store, clock, Arc::new(SystemRng), limits)
 }
 
+/// An engine with a journal, without housekeeping.
+fn engine_with_journal<J: Journal>(
+    store: Arc<dyn Store>,
+    clock: &Arc<ManualClock>,
+    journal: &Arc<J>,
+) -> Engine {
+    Engine::builder(store)
+        .clock(Arc::clone(clock) as Arc<dyn Clock>)
+        .housekeeping(None)
+        .journal(Arc::clone(journal) as Arc<dyn Journal>)
+        .build()
+}
+
 /// Settles an attempt behind its engine's back.
 async fn settle(store: &dyn Store, attempt: Attempt, transition: Transition) {
     let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, transition };

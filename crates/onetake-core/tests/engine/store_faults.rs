@@ -10,14 +10,14 @@ use onetake_core::audit::AuditEntry;
 use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Sealing, Settled};
 use onetake_core::transaction::Completion;
 use onetake_core::{
-    Answer, AttemptId, Begin, Clock, Engine, Fingerprint, Inbox, InboxOptions, Inquiry, Journal,
-    Limits, ManualClock, MemoryStore, OnUnknown, Origin, Outcome, Reconcile, ReconcileAnswer,
+    Answer, AttemptId, Begin, Clock, Engine, Fingerprint, Inbox, InboxOptions, Inquiry, Limits,
+    ManualClock, MemoryStore, OnUnknown, Origin, Outcome, Reconcile, ReconcileAnswer,
     ReconcileOptions, Record, RecordId, Recording, Rng, Settlement, Settling, State, Store,
     StoreError, StoreErrorKind, SystemRng, Terms, Transition, Verdict, WhileRunning,
     delegate_store,
 };
 
-use super::{Pages, engine_on, memory, operation, pass, settle_down};
+use super::{Pages, engine_on, engine_with_journal, memory, operation, pass, settle_down};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -134,8 +134,8 @@ async fn stop(engine: &Engine, clock: &ManualClock) {
 #[tokio::test]
 async fn a_claim_whose_write_failed_is_released_by_the_journal() {
     let (clock, store) = Failing::new();
-    let (engine, journal) = (store.engine(&clock, Limits::default()), Arc::new(Pages::default()));
-    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let journal = Arc::new(Pages::default());
+    let engine = engine_with_journal(Arc::clone(&store) as Arc<dyn Store>, &clock, &journal);
     *store.claim_error.lock().unwrap() = Some(StoreErrorKind::Corrupt);
     *store.settle_error.lock().unwrap() = Some(StoreErrorKind::Corrupt);
     assert!(engine.begin(&operation("a")).await.is_err());
@@ -147,8 +147,8 @@ async fn a_claim_whose_write_failed_is_released_by_the_journal() {
 #[tokio::test]
 async fn a_claim_without_an_answer_is_released_by_the_journal_when_the_engine_stops() {
     let (clock, store) = Failing::new();
-    let (engine, journal) = (store.engine(&clock, Limits::default()), Arc::new(Pages::default()));
-    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let journal = Arc::new(Pages::default());
+    let engine = engine_with_journal(Arc::clone(&store) as Arc<dyn Store>, &clock, &journal);
     store.hangs.store(true, Ordering::SeqCst);
     let asking = tokio::spawn({
         let engine = engine.clone();

@@ -2,10 +2,8 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-use onetake_core::codec::{DecodeError, Reader, put_slice};
-use onetake_core::{
-    AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Settlement, Transition,
-};
+use onetake_core::codec::{DecodeError, Reader, put_cause, put_slice};
+use onetake_core::{AttemptId, Failure, Fingerprint, RecordId, Recording, Settlement, Transition};
 
 /// The first bytes of every file.
 pub(super) const TITLE: &[u8] = b"onetake journal 1\n";
@@ -74,10 +72,9 @@ fn encode_one(settlement: &Settlement) -> Bytes {
             put_slice(&mut out, failure.detail.as_bytes());
         }
         Transition::Release => out.put_u8(3),
-        // The cause is written as text. The decoded outcome is still unknown.
         Transition::Unknown(cause) => {
             out.put_u8(4);
-            put_slice(&mut out, cause.to_string().as_bytes());
+            put_cause(&mut out, cause);
         }
         Transition::Renew
         | Transition::ExpireLease
@@ -102,7 +99,7 @@ fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
         }
         2 => Transition::Fail(Failure { code: from.text("code")?, detail: from.text("detail")? }),
         3 => Transition::Release,
-        4 => Transition::Unknown(Cause::from_text(from.text("cause")?)),
+        4 => Transition::Unknown(from.cause("cause")?),
         _ => return Err(DecodeError::new("verb")),
     };
     from.end()?;

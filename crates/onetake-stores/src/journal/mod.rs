@@ -273,6 +273,9 @@ mod tests {
             of(3, Transition::Fail(Failure { code: "c".into(), detail: "d".into() })),
             of(4, Transition::Release),
             of(5, Transition::Unknown(Cause::Reported("odd".into()))),
+            of(6, Transition::Unknown(Cause::TimedOut)),
+            of(7, Transition::Unknown(Cause::Status(502))),
+            of(8, Transition::Unknown(Cause::Reported(Cause::Status(502).to_string()))),
         ]
     }
 

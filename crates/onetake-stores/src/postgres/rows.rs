@@ -232,7 +232,7 @@ pub(super) fn state(
                 "interrupted" => Cause::Interrupted,
                 "timed_out" => Cause::TimedOut,
                 "status" => Cause::Status(text(detail)?.parse().map_err(|_| odd("detail"))?),
-                "reported" => Cause::from_text(text(detail)?),
+                "reported" => Cause::Reported(text(detail)?),
                 _ => return Err(odd("code")),
             };
             // Only a record that is to be reconciled has its own time.

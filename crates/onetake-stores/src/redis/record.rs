@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use onetake_core::codec::{DecodeError, Reader, put_slice};
+use onetake_core::codec::{DecodeError, Reader, put_cause, put_slice};
 use onetake_core::origin::AttemptHistory;
 use onetake_core::{
     AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Origin, Record, RecordId, Recording,
@@ -131,29 +131,14 @@ fn state(
             State::Completed { at, recording: Recording { head, body } }
         }
         b"failed" => {
-            let failure = Failure { code: text(&mut from)?, detail: text(&mut from)? };
+            let failure = Failure { code: from.text("code")?, detail: from.text("detail")? };
             State::Failed { at, failure }
         }
-        b"unknown" => {
-            let cause = match from.u8("cause")? {
-                0 => Cause::LeaseEnded,
-                1 => Cause::Restarted,
-                2 => Cause::Interrupted,
-                3 => Cause::TimedOut,
-                4 => Cause::from_text(text(&mut from)?),
-                5 => Cause::Status(from.u16("cause")?),
-                _ => return Err(DecodeError::new("cause")),
-            };
-            State::Unknown { at, cause, ask_at }
-        }
+        b"unknown" => State::Unknown { at, cause: from.cause("cause")?, ask_at },
         _ => return Err(DecodeError::new("state")),
     };
     from.end()?;
     Ok(state)
-}
-
-fn text(from: &mut Reader) -> Result<String, DecodeError> {
-    String::from_utf8(from.slice("text")?.to_vec()).map_err(|_| DecodeError::new("text"))
 }
 
 pub(super) fn fingerprint(fingerprint: &Fingerprint) -> Bytes {
@@ -190,19 +175,6 @@ pub(super) fn failure(failure: &Failure) -> Bytes {
 /// Encodes a cause. The first byte is its kind; `record.lua` writes the kind `LeaseEnded` too.
 pub(super) fn cause(cause: &Cause) -> Bytes {
     let mut out = BytesMut::new();
-    match cause {
-        Cause::LeaseEnded => out.put_u8(0),
-        Cause::Restarted => out.put_u8(1),
-        Cause::Interrupted => out.put_u8(2),
-        Cause::TimedOut => out.put_u8(3),
-        Cause::Status(status) => {
-            out.put_u8(5);
-            out.put_u16(*status);
-        }
-        other => {
-            out.put_u8(4);
-            put_slice(&mut out, other.to_string().as_bytes());
-        }
-    }
+    put_cause(&mut out, cause);
     out.freeze()
 }

@@ -9,8 +9,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use onetake_core::store::Answers;
 use onetake_core::{
-    Begin, Claim, Claimed, Engine, EngineError, Fingerprint, Key, Limits, Operation, Scope,
-    Settled, Settlement, Store, StoreError, StoreErrorKind, SystemClock, SystemRng, delegate_store,
+    Begin, Claim, Claimed, Engine, EngineError, Fingerprint, Key, Operation, Scope, Settled,
+    Settlement, Store, StoreError, StoreErrorKind, delegate_store,
 };
 use onetake_sim::servers::until;
 use onetake_stores::{EmbeddedStore, FileJournal};
@@ -67,8 +67,8 @@ impl Store for FailingSync {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for FailingSync, self => self.inner);
 
-fn engine(store: Arc<dyn Store>) -> Engine {
-    Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
+fn engine(store: Arc<dyn Store>, journal: Arc<FileJournal>) -> Engine {
+    Engine::builder(store).housekeeping(None).journal(journal).build()
 }
 
 fn operation(key: &str) -> Operation {
@@ -91,8 +91,7 @@ async fn a_claim_whose_commit_failed_is_released_at_the_next_start() {
         fails_next: AtomicBool::new(true),
         is_poisoned: AtomicBool::new(false),
     });
-    let first = engine(failing);
-    first.use_journal(journal(&*inner, folder.path()).await);
+    let first = engine(failing, journal(&*inner, folder.path()).await);
     // The process ends as soon as it gets the error, with claims that are not answered yet.
     let (fatal, asked) = tokio::join!(
         async {
@@ -114,8 +113,8 @@ async fn a_claim_whose_commit_failed_is_released_at_the_next_start() {
 
     let store = Arc::new(EmbeddedStore::open(&data).unwrap());
     assert!(store.interrupted() > 0, "claims were on disk");
-    let next = engine(Arc::clone(&store) as Arc<dyn Store>);
-    next.use_journal(journal(&*store, folder.path()).await);
+    let journal = journal(&*store, folder.path()).await;
+    let next = engine(Arc::clone(&store) as Arc<dyn Store>, journal);
     until("nothing is unknown", async || {
         let records = store.load(KEYS.map(|key| operation(key).id).into()).await;
         let is_free = |record: Option<Arc<onetake_core::Record>>| {
@@ -141,9 +140,8 @@ async fn claims_after_the_failure_leave_nothing_behind() {
         fails_next: AtomicBool::new(true),
         is_poisoned: AtomicBool::new(false),
     });
-    let engine = engine(failing);
     let journal = journal(&*inner, folder.path()).await;
-    engine.use_journal(journal.clone());
+    let engine = engine(failing, Arc::clone(&journal));
     for number in 0..100 {
         let error = engine.begin(&operation(&format!("key {number}"))).await.unwrap_err();
         assert!(

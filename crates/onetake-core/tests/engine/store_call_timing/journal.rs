@@ -37,7 +37,8 @@ impl Journal for Unreadable {
 async fn a_journal_that_cannot_be_read_is_asked_with_longer_pauses() {
     let world = World::new();
     let journal = Arc::new(Unreadable::default());
-    world.engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let store = Arc::clone(&world.store) as Arc<dyn Store>;
+    let _engine = crate::engine_with_journal(store, &world.clock, &journal);
     // Reads happen at once, and 0.2, 0.6, 1.4, 3.0, 6.2 and 11.2 seconds later.
     world.pass(SECOND * 6, Duration::from_millis(100)).await;
     assert_eq!(journal.asked.load(Ordering::SeqCst), 5);

@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 use onetake_core::engine::{Promise, Settling};
 use onetake_core::store::Answers;
 use onetake_core::{
-    Begin, Cause, Engine, Journal, OnUnknown, ReconcileAnswer, ReconcileOptions, State, Store,
-    StoreError, StoreErrorKind, Terms, Verdict,
+    Begin, Cause, Engine, OnUnknown, ReconcileAnswer, ReconcileOptions, State, Store, StoreError,
+    StoreErrorKind, Terms, Verdict,
 };
 
 use super::{MINUTE, Paper, Scripted, World, end_with_an_outcome_in_hand, operation};
@@ -97,8 +97,7 @@ async fn what_expires_before_it_may_be_asked_for_does_not_run_again() {
 async fn what_another_process_leaves_is_settled_by_who_runs() {
     let world = World::new();
     let journal = Arc::new(Paper::default());
-    let next = another(&world);
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let _next = world.next_engine(&journal);
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }

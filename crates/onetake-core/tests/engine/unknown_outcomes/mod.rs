@@ -21,6 +21,8 @@ use onetake_core::{
     Recording, Scope, Settlement, State, Store, StoreError, SystemRng, Terms, Verdict,
 };
 
+use super::engine_with_journal;
+
 const INQUIRY: Inquiry = Inquiry {
     after: Duration::from_secs(60),
     timeout: Duration::from_secs(5),
@@ -80,6 +82,11 @@ impl World {
     fn engine(clock: &Arc<ManualClock>, store: Arc<dyn Store>) -> Engine {
         let clock = Arc::clone(clock) as Arc<dyn Clock>;
         Engine::with(store, clock, Arc::new(SystemRng), Limits::default())
+    }
+
+    /// Returns the engine of the next process, with the journal of this one.
+    fn next_engine(&self, journal: &Arc<Paper>) -> Engine {
+        engine_with_journal(Arc::clone(&self.store) as Arc<dyn Store>, &self.clock, journal)
     }
 
     async fn tick(&self, reconciler: &dyn Reconcile) -> usize {
@@ -350,8 +357,8 @@ impl Journal for Paper {
 /// Runs to completion while the store accepts no settlements, and shuts the engine down.
 async fn end_with_an_outcome_in_hand(world: &World, journal: &Arc<Paper>) {
     let faulty = Faulty::around(Arc::clone(&world.store) as Arc<dyn Store>);
-    let engine = World::engine(&world.clock, Arc::clone(&faulty) as Arc<dyn Store>);
-    engine.use_journal(Arc::clone(journal) as Arc<dyn Journal>);
+    let store = Arc::clone(&faulty) as Arc<dyn Store>;
+    let engine = engine_with_journal(store, &world.clock, journal);
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     lease.start().unwrap();
     faulty.fail_settlements(StoreFault::Unavailable);
@@ -372,8 +379,7 @@ async fn an_outcome_in_hand_survives_the_end() {
     let journal = Arc::new(Paper::default());
     end_with_an_outcome_in_hand(&world, &journal).await;
     assert_eq!(world.state("a").await.name(), "running");
-    let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let next = world.next_engine(&journal);
     journal.has(0).await;
     let answer = next.begin(&operation("a")).await.unwrap();
     let Begin::Answer(Answer::Replay(record)) = answer else { panic!("{answer:?}") };
@@ -421,8 +427,7 @@ async fn what_is_refused_holds_nothing_up() {
     journal.0.lock().unwrap().insert(0, ("a first page".into(), page));
     journal.0.lock().unwrap().insert(0, (TORN.into(), JournalBatch::default()));
     let store = Arc::new(Refusing(Arc::clone(&world.store), refused.id));
-    let next = World::engine(&world.clock, store);
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let _next = engine_with_journal(store, &world.clock, &journal);
     journal.has(2).await;
     assert_eq!(world.state("a").await.name(), "completed");
     let left: Vec<String> = journal.0.lock().unwrap().iter().map(|it| it.0.clone()).collect();
@@ -441,7 +446,7 @@ async fn what_was_settled_meanwhile_stands() {
     world.clock.advance(MINUTE);
     let found = ReconcileAnswer::Completed(Recording::new("paid, as the bank says"));
     next.reconcile(&*Scripted::saying([found]), ReconcileOptions::default()).await;
-    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let _after = world.next_engine(&journal);
     journal.has(0).await;
     let State::Completed { recording, .. } = world.state("a").await else { panic!() };
     assert_eq!(recording, Recording::new("paid, as the bank says"), "theirs stands (S4)");

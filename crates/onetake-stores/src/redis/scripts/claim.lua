@@ -11,8 +11,8 @@ local here = alive(record, now)
 local free = not here
 -- Another payload never runs, in any state.
 if here and record.fingerprint == fingerprint then
-  -- A claim that is sent again, because its answer was lost, is granted again while its attempt runs.
-  -- An attempt that ended never runs again.
+  -- A claim that arrives twice is granted again while its attempt runs. An attempt that ended never
+  -- runs again. (If the answer to a claim was lost, the engine renews the attempt.)
   if record.attempt == attempt then
     if record.state == 'running' then
       renew(record, now)

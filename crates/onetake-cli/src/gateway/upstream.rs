@@ -30,6 +30,10 @@ pub(super) use census::Census;
 use http1::{Exchange, Http1Connection, Idle};
 use http2::{Failed, Http2, SendAgain};
 
+/// Connections take no more requests after this time. The name of the upstream is then resolved
+/// again.
+const AGE_MAX: Duration = Duration::from_secs(300);
+
 /// The upstream of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Upstream<'a> {
@@ -134,7 +138,7 @@ where
                     let sending = Box::pin(self.http2.send(server, *request, evidence));
                     return sending.await.map_err(|_| NoResponse);
                 }
-                Box::new(Http1Connection::new(stream))
+                Box::new(Http1Connection::new(stream, &*self.idle.clock()))
             }
         };
         let taken = Evidence::taken_by(connection.opening());
@@ -166,6 +170,9 @@ where
         self.connector.open(upstream, protocols).await.map_err(|_| NoResponse)
     }
 }
+
+#[cfg(test)]
+mod address_tests;
 
 #[cfg(test)]
 mod tests {

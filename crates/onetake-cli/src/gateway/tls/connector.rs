@@ -1,5 +1,6 @@
 //! TLS for connections to upstreams and to other services that the gateway calls.
 
+mod resolver;
 mod stream;
 
 use std::io;
@@ -30,6 +31,7 @@ use crate::config::UpstreamTls;
 use super::files::{Files, TlsFailed};
 use super::reload::reloaded;
 use super::{plain, provider};
+pub(in super::super) use resolver::Resolver;
 pub(in super::super) use stream::Opening;
 pub(crate) use stream::Stream;
 
@@ -69,7 +71,7 @@ impl Protocols {
 /// If it fails, nothing of a request was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
-    http: HttpConnector,
+    http: HttpConnector<Resolver>,
     tls: Option<watch::Receiver<Arc<ClientConfig>>>,
     clock: Arc<dyn Clock>,
     /// When the next failed handshake may be logged, in microseconds of the monotonic clock.
@@ -83,7 +85,19 @@ impl Connector {
     /// # Errors
     /// If they are missing or invalid.
     pub(crate) fn new(tls: Option<UpstreamTls>, clock: Arc<dyn Clock>) -> Result<Self, TlsFailed> {
-        let mut http = HttpConnector::new();
+        Self::with_resolver(Resolver::system(), tls, clock)
+    }
+
+    /// Like [`Self::new`], with a source of the addresses of names.
+    ///
+    /// # Errors
+    /// If roots or certificates are missing or invalid.
+    pub(crate) fn with_resolver(
+        resolver: Resolver,
+        tls: Option<UpstreamTls>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, TlsFailed> {
+        let mut http = HttpConnector::new_with_resolver(resolver);
         http.set_nodelay(true);
         http.set_connect_timeout(Some(CONNECT_TIMEOUT));
         http.enforce_http(false);

@@ -23,6 +23,8 @@ use crate::config::Config;
 
 pub(super) use acceptor::Acceptor;
 pub(crate) use connector::Connector;
+#[cfg(test)]
+pub(super) use connector::Resolver;
 pub(super) use connector::{Opening, Protocols, Stream};
 pub use files::TlsFailed;
 

@@ -32,7 +32,7 @@ use onetake_http::{BoxError, RequestBody};
 
 use super::body::{RequestStream, UpstreamBody};
 use super::census::{Census, Refusal};
-use super::{Evidence, NoResponse};
+use super::{AGE_MAX, Evidence, NoResponse};
 use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
 
 /// Maximum number of requests at once on one connection, or fewer if the upstream says so.
@@ -50,9 +50,6 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX as u32;
 /// Connections without requests are closed after this time.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// Connections take no more requests after this time. The name of the upstream is then resolved
-/// again.
-const AGE_MAX: Duration = Duration::from_secs(300);
 /// Timeout of the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection on which nothing arrived while a request waited for this long gets no more.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use onetake_core::Clock;
 
+use super::super::AGE_MAX;
 use super::Http1Connection;
 
 /// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
@@ -35,7 +36,7 @@ impl Idle {
         Self { connections: Mutex::default(), max, clock }
     }
 
-    pub(super) fn clock(&self) -> Arc<dyn Clock> {
+    pub(in super::super) fn clock(&self) -> Arc<dyn Clock> {
         Arc::clone(&self.clock)
     }
 
@@ -48,8 +49,7 @@ impl Idle {
         let mut all = self.lock();
         while let Some(mut connection) = all.of_upstream.get_mut(upstream)?.pop() {
             all.count -= 1;
-            let idle = self.clock.monotonic().saturating_sub(connection.since);
-            if idle < UPSTREAM_IDLE && connection.is_usable() {
+            if may_be_used(&connection, self.clock.monotonic()) && connection.is_usable() {
                 return Some(connection);
             }
         }
@@ -77,12 +77,12 @@ impl Idle {
         }
     }
 
-    /// Removes connections that have been idle for too long. Returns true if none are left.
+    /// Removes connections that are too old, or idle for too long. Returns true if none are left.
     fn remove_old(&self) -> bool {
         let now = self.clock.monotonic();
         let mut all = self.lock();
         for connections in &mut all.of_upstream {
-            connections.retain(|one| now.saturating_sub(one.since) < UPSTREAM_IDLE);
+            connections.retain(|connection| may_be_used(connection, now));
         }
         all.count = all.of_upstream.iter().map(Vec::len).sum();
         all.is_watched = all.count > 0;
@@ -95,6 +95,12 @@ impl Idle {
         let mut all = self.lock();
         all.of_upstream.iter_mut().flatten().any(|connection| connection.is_usable())
     }
+}
+
+/// True if the connection is neither too old nor idle for too long.
+fn may_be_used(connection: &Http1Connection, now: Duration) -> bool {
+    let since = |then: Duration| now.saturating_sub(then);
+    since(connection.since) < UPSTREAM_IDLE && since(connection.opened) < AGE_MAX
 }
 
 /// Closes old connections until none are left.

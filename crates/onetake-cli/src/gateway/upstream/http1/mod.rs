@@ -32,6 +32,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use http::{Method, Request, Response};
 use hyper::body::Body;
+use onetake_core::Clock;
 use onetake_http::BoxError;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::unconstrained;
@@ -56,15 +57,18 @@ pub(super) struct Http1Connection {
     write: Vec<u8>,
     /// The upstream's first message.
     opening: Option<Opening>,
+    /// When it was opened, by the monotonic clock.
+    opened: Duration,
     /// When it became idle, by the monotonic clock.
     since: Duration,
 }
 
 impl Http1Connection {
-    pub(super) fn new(stream: Stream) -> Self {
+    pub(super) fn new(stream: Stream, clock: &dyn Clock) -> Self {
         let opening = stream.opening();
         let (read, write) = (BytesMut::new(), Vec::new());
-        Self { stream, read, write, opening, since: Duration::ZERO }
+        let opened = clock.monotonic();
+        Self { stream, read, write, opening, opened, since: opened }
     }
 
     /// The upstream's first message on this connection.

@@ -5,7 +5,7 @@ use super::*;
 use http::StatusCode;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
-use onetake_core::{Clock, ManualClock, SystemClock};
+use onetake_core::{ManualClock, SystemClock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -29,7 +29,7 @@ impl Pair {
         let uri = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
         let stream = connector.open(&uri, Protocols::Http1).await.unwrap();
-        let connection = Some(Box::new(Http1Connection::new(stream)));
+        let connection = Some(Box::new(Http1Connection::new(stream, &*clock)));
         let (upstream, _) = listener.accept().await.unwrap();
         Self { connection, upstream, idle: Arc::new(Idle::new(8, clock)) }
     }

@@ -318,17 +318,6 @@ async fn what_no_connection_took_was_not_sent() {
     assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (false, false));
 }
 
-/// The loopback name has an address of IPv6 and one of IPv4 on most systems. The upstream listens
-/// on one of them.
-#[tokio::test]
-async fn the_next_address_of_a_name_is_tried() {
-    let (listener, uri) = listener().await;
-    let serving = tokio::spawn(async move { serve(listener.accept().await.unwrap().0).await });
-    let uri = format!("h2c://localhost:{}", uri.port_u16().unwrap()).parse().unwrap();
-    assert_eq!(send(&upstreams(), &uri, Full::from("pay")).await, (true, true));
-    serving.abort();
-}
-
 /// A server that speaks HTTP/2 only does not understand HTTP/1.1, so nothing ran.
 #[tokio::test]
 async fn http1_to_an_upstream_of_http2_was_not_handled() {

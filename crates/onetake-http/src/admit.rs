@@ -115,11 +115,11 @@ impl Admitted {
         Res::Error: Into<BoxError> + Send,
     {
         let Self { identity, waiting, pass, payload: guard, may_run } = self;
-        let Identity { head, parts, data, place, key, mut operation, .. } = *identity;
+        let Identity { head, parts, data, trailers, place, key, mut operation, .. } = *identity;
         let (engine, policy) = (&shared.engine, Arc::clone(&head.policy));
         let reference = operation.id.reference();
         let respond = Responder { shared, trace, policy: &policy, id: operation.id };
-        let call = Box::new(InnerCall { head, parts, data, key });
+        let call = Box::new(InnerCall { head, parts, data, trailers, key });
         // If the client disconnects before the operation starts, the operation does not run: it
         // watches this value.
         let client = Arc::<Client>::default();

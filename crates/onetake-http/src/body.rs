@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Extensions, HeaderMap, Version};
+use http::{HeaderMap, Version};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -29,16 +29,6 @@ impl ExactEnd {
     /// Returns true if only `END_STREAM` ends the body of this request.
     pub(crate) fn applies(parts: &Parts) -> bool {
         parts.version == Version::HTTP_2 && parts.extensions.get::<Self>().is_some()
-    }
-}
-
-/// The trailers of a keyed request, kept in its extensions until its body is made again.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestTrailers(pub(crate) HeaderMap);
-
-impl RequestTrailers {
-    pub(crate) fn take(extensions: &mut Extensions) -> Option<HeaderMap> {
-        extensions.remove::<Self>().map(|trailers| trailers.0)
     }
 }
 

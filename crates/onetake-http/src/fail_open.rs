@@ -16,7 +16,7 @@ use onetake_core::engine::EngineError;
 use onetake_core::{Engine, Reference};
 
 use crate::BoxError;
-use crate::body::{RequestBody, RequestTrailers, ResponseBody};
+use crate::body::{RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::identify::remove_attempt;
 use crate::policy::{OnStoreDown, Policy};
@@ -71,13 +71,12 @@ where
     // The client's deadline counts on async routes too: an unrecorded outcome cannot be fetched
     // later.
     let run_max = call.head.within(call.head.policy.upstream_timeout, &*clock);
-    let InnerCall { head, mut parts, data, key } = *call;
+    let InnerCall { head, mut parts, data, trailers, key } = *call;
     let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
     let time_left = head.deadline.map(|deadline| deadline.pass_on(&mut parts.headers, &*clock));
     let context = OperationContext::new(key, derived_key).with_time_left(time_left);
     remove_attempt(&mut parts);
     context.attach(&mut parts);
-    let trailers = RequestTrailers::take(&mut parts.extensions);
     let request = Request::from_parts(*parts, RequestBody::read(data, trailers));
     let (sender, receiver) = oneshot::channel();
     let work = async move {

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
 use http::request::Parts;
 use http_body::Body;
@@ -14,7 +15,7 @@ use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
 use crate::admit::is_final;
-use crate::body::{ExactEnd, RequestBody, RequestTrailers};
+use crate::body::{ExactEnd, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
@@ -44,6 +45,7 @@ pub(crate) struct Received {
     head: Box<Head>,
     parts: Box<Parts>,
     payload: Payload,
+    trailers: Option<HeaderMap>,
     place: BodyPermit,
 }
 
@@ -60,6 +62,7 @@ pub(crate) struct Identity {
     pub(crate) head: Box<Head>,
     pub(crate) parts: Box<Parts>,
     pub(crate) data: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
     pub(crate) place: BodyPermit,
     pub(crate) key: Key,
     /// The velocity limits of the operation, or a problem if its body has no value for one.
@@ -72,7 +75,7 @@ impl Head {
     pub(crate) async fn receive<Req>(
         self: Box<Self>,
         shared: &LayerState,
-        mut parts: Box<Parts>,
+        parts: Box<Parts>,
         body: Req,
     ) -> Result<Received, Refusal>
     where
@@ -95,14 +98,11 @@ impl Head {
         let (data, trailers) =
             read.map_err(|error| self.refused(self.not_received(shared, error)))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
-        if let Some(trailers) = trailers {
-            parts.extensions.insert(RequestTrailers(trailers));
-        }
         let mut payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
         if self.is_grpc() {
             payload.read_as_call(&parts.headers).map_err(|problem| self.refused(problem))?;
         }
-        Ok(Received { head: self, parts, payload, place })
+        Ok(Received { head: self, parts, payload, trailers, place })
     }
 
     /// Takes memory for the request. If there is none, a retry of a recorded operation gets some of
@@ -192,11 +192,10 @@ impl Received {
         };
         let Some(name) = name else {
             remove_attempt(&mut self.parts);
-            let trailers = RequestTrailers::take(&mut self.parts.extensions);
-            let body = RequestBody::read(self.payload.into_data(), trailers);
+            let body = RequestBody::read(self.payload.into_data(), self.trailers);
             return Ok(Identified::PassOn(self.parts, body, self.place));
         };
-        let Self { head, mut parts, payload, place } = self;
+        let Self { head, parts, payload, trailers, place } = self;
         let print = fingerprint(&parts, &payload, &head.policy.fingerprint, &head.proof);
         let print =
             print.map_err(|problem| Refusal::new(&head.policy, problem).referring(Some(&name)))?;
@@ -208,12 +207,11 @@ impl Received {
         // An outer layer already runs this operation. Waiting for it here would be a deadlock.
         let outer = OperationContext::of(&parts.extensions).and_then(OperationContext::attempt);
         if outer.is_some_and(|attempt| attempt.id == operation.id) {
-            let trailers = RequestTrailers::take(&mut parts.extensions);
             let body = RequestBody::read(data, trailers);
             return Ok(Identified::PassOn(parts, body, place));
         }
         let key = name.key;
-        let identity = Identity { head, parts, data, place, key, limits, operation };
+        let identity = Identity { head, parts, data, trailers, place, key, limits, operation };
         Ok(Identified::Operation(Box::new(identity)))
     }
 }

@@ -27,7 +27,7 @@ use onetake_core::transaction::unfinished;
 use onetake_core::{AttemptId, Cause, Clock, Key, Lease, Recording};
 
 use crate::BoxError;
-use crate::body::{self, BodyRead, RequestBody, RequestTrailers, ResponseBody};
+use crate::body::{self, BodyRead, RequestBody, ResponseBody};
 use crate::context::{AttemptReport, OperationContext};
 use crate::deadline;
 use crate::duplicates::PayloadGuard;
@@ -52,6 +52,7 @@ pub(crate) struct InnerCall {
     pub(crate) head: Box<Head>,
     pub(crate) parts: Box<request::Parts>,
     pub(crate) data: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
     pub(crate) key: Key,
 }
 
@@ -294,7 +295,7 @@ impl InnerCall {
         lease: &Lease,
         progress: Option<Arc<Progress>>,
     ) -> Request<RequestBody<Req>> {
-        let Self { head, mut parts, data, key } = self;
+        let Self { head, mut parts, data, trailers, key } = self;
         let clock = &**shared.engine.clock();
         let headers = &mut parts.headers;
         // The body was read whole already, and a connection is never upgraded. A client cannot set
@@ -323,7 +324,6 @@ impl InnerCall {
             .with_attempt(lease.as_attempt(), recorder)
             .with_time_left(time_left)
             .attach(&mut parts);
-        let trailers = RequestTrailers::take(&mut parts.extensions);
         Request::from_parts(*parts, RequestBody::read(data, trailers))
     }
 }

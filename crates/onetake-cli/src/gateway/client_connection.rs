@@ -141,8 +141,8 @@ impl<E: Answer> ClientConnection<E> {
                 if version < Version::HTTP_2 {
                     place.hints.advance();
                 }
-                if let Some(code) = response.extensions().get::<Code>() {
-                    count_problem(*code);
+                if let Some(code) = Code::of(&response) {
+                    count_problem(code);
                 }
                 mark_end(&mut response, version, phase.is_leaving(), &activity);
                 Ok::<_, Infallible>(response.map(|body| running.respond(body)))

@@ -142,7 +142,7 @@ impl Answer for Edge {
                     }
                 }
             };
-            let is_problem = response.extensions().get::<Code>().is_some();
+            let is_problem = Code::of(&response).is_some();
             if let Some((cors, request)) = cors
                 && (is_responsible || is_problem)
             {

@@ -159,8 +159,8 @@ impl Service<Request<EnvoyBody>> for Admission {
             let parent = Parent::take(&mut parts.headers.clone());
             let request = Request::from_parts(parts, body);
             let response = parent.around(|| inner.call(request)).await?;
-            if let Some(code) = response.extensions().get::<Code>() {
-                count_problem(*code);
+            if let Some(code) = Code::of(&response) {
+                count_problem(code);
             }
             if response.extensions().get::<PassedOn>().is_none() {
                 log(&method, &plan, &response, clock.monotonic() - from);

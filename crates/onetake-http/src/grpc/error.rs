@@ -24,8 +24,16 @@ const MESSAGE: &AsciiSet = &CONTROLS.add(b'%');
 /// The layer does this itself. A server that answers with a problem outside the layer calls it.
 #[must_use]
 pub fn error_of<B>(mut response: Response<B>, empty: impl FnOnce() -> B) -> Response<B> {
+    // A problem that is a gRPC error already is not converted again.
+    if response.headers().contains_key(GRPC_STATUS) {
+        return response;
+    }
     match response.extensions_mut().remove::<ProblemFacts>() {
-        Some(facts) => error(&facts, response, empty()),
+        Some(facts) => {
+            let mut response = error(&facts, response, empty());
+            response.extensions_mut().insert(facts);
+            response
+        }
         None => response,
     }
 }
@@ -126,6 +134,9 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         assert!(details.ends_with(b"\x12\x04\x0a\x02\x08\x02"), "two seconds: {details:?}");
+        assert_eq!(Code::of(&response), Some(Code::RequestInProgress), "servers count it");
+        let body = Bytes::from_static(b"not a second time");
+        assert_eq!(error_of(response, || body).body(), "");
     }
 
     #[test]

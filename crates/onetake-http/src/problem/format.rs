@@ -92,7 +92,6 @@ impl ProblemFormat {
         let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
-        response.extensions_mut().insert(problem.code);
         response.extensions_mut().insert(ProblemFacts {
             code: problem.code,
             detail: problem.detail,

@@ -119,6 +119,12 @@ codes! {
 }
 
 impl Code {
+    /// Returns the code of the problem that a response tells, or `None` for other responses.
+    #[must_use]
+    pub fn of<B>(response: &Response<B>) -> Option<Self> {
+        response.extensions().get::<ProblemFacts>().map(|facts| facts.code)
+    }
+
     /// Returns true if the same request, with the same key, can get another answer later.
     #[must_use]
     pub const fn is_retryable(self) -> bool {
@@ -233,8 +239,8 @@ impl Problem {
     }
 }
 
-/// The problem that a response tells, in the extensions of the response. A gRPC client gets it in
-/// other words.
+/// The problem that a response tells, in the extensions of the response: see [`Code::of`]. A gRPC
+/// client gets it in other words.
 #[derive(Clone, Debug)]
 pub(crate) struct ProblemFacts {
     pub(crate) code: Code,

@@ -709,3 +709,28 @@ async fn endpoints_are_mounted_beside_a_layer_of_one_route() {
     assert_eq!(send(&router, get("/.onetake/problems")).await.status, 200);
     assert_eq!(send(&router, get("/elsewhere")).await.status, 404);
 }
+
+/// The layer reads a keyed body whole. The service gets its data and its trailers.
+#[tokio::test]
+async fn the_service_gets_the_trailers_of_a_keyed_request() {
+    let layer = OnetakeLayer::new(MemoryStore::new(), Policy::new()).unwrap();
+    let service = layer.layer(tower::service_fn(async |request: Request<_>| {
+        let body = BodyExt::collect(request.into_body()).await?;
+        let checksum = body.trailers().map(|trailers| trailers["checksum"].clone());
+        let checksum = checksum.map(|value| value.to_str().unwrap().to_owned());
+        let text = format!("{:?} {}", body.to_bytes(), checksum.unwrap_or_default());
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(text))))
+    }));
+    let trailers = http::HeaderMap::from_iter([(
+        http::HeaderName::from_static("checksum"),
+        http::HeaderValue::from_static("7"),
+    )]);
+    let request = Request::post("/charges")
+        .header("idempotency-key", KEY)
+        .header("authorization", "Bearer alice")
+        .body(Full::new(Bytes::from("100")).with_trailers(async { Some(Ok(trailers)) }))
+        .unwrap();
+    let answered = service.oneshot(request).await.unwrap();
+    let body = answered.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(body, "b\"100\" 7");
+}

@@ -102,16 +102,20 @@ impl SealedStore {
         })
     }
 
-    /// Converts the answer to a settlement. `ours` is the recording that the settlement completed
-    /// with, if any.
-    fn settled(&self, answer: Settled, ours: Option<Recording>) -> Settled {
+    /// Converts the answer to a settlement. `ours` has the recording of the settlement, if it is a
+    /// completion.
+    fn settled(&self, answer: Settled, ours: Option<SealedAndPlain>) -> Settled {
         match answer {
             Settled::Done { record, now } => {
                 let record = self.with_memo(record);
                 let record = match (ours, &record.state) {
                     // The recording is durable, and its content is known. So it need not be opened,
-                    // and cannot fail to open on a node that lacks its key.
-                    (Some(recording), State::Completed { at, .. }) => {
+                    // and cannot fail to open on a node that lacks its key. A store that kept less,
+                    // such as no body, returns another recording.
+                    (Some(ours), State::Completed { at, recording })
+                        if *recording == ours.sealed =>
+                    {
+                        let recording = ours.plain;
                         Arc::new(record.with_state(State::Completed { at: *at, recording }))
                     }
                     _ => self.open(Arc::clone(&record)).unwrap_or(record),
@@ -124,6 +128,19 @@ impl SealedStore {
                 Settled::Stale { current: current.and_then(|record| self.opened(record).ok()) }
             }
         }
+    }
+}
+
+/// The recording of a completion, as the store gets it and as the caller made it.
+struct SealedAndPlain {
+    sealed: Recording,
+    plain: Recording,
+}
+
+fn recording_of(settlement: &Settlement) -> Option<&Recording> {
+    match &settlement.transition {
+        Transition::Complete(recording) => Some(recording),
+        _ => None,
     }
 }
 
@@ -168,27 +185,23 @@ impl Store for SealedStore {
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         async move {
-            let ours: Vec<Option<Recording>> = batch
-                .iter()
-                .map(|settlement| match &settlement.transition {
-                    Transition::Complete(recording) => Some(recording.clone()),
-                    _ => None,
-                })
-                .collect();
-            let sealed: Vec<Result<Settlement, StoreError>> = batch
-                .into_iter()
-                .map(|settlement| self.sealer.seal_settlement(settlement))
-                .collect();
-            let sent: Vec<Settlement> =
-                sealed.iter().filter_map(|it| it.as_ref().ok().cloned()).collect();
+            let mut sent = Vec::with_capacity(batch.len());
+            let mut seal = |settlement: Settlement| {
+                let plain = recording_of(&settlement).cloned();
+                let settlement = self.sealer.seal_settlement(settlement)?;
+                let sealed = recording_of(&settlement).cloned();
+                sent.push(settlement);
+                Ok(plain.zip(sealed).map(|(plain, sealed)| SealedAndPlain { sealed, plain }))
+            };
+            let ours: Vec<Result<Option<SealedAndPlain>, StoreError>> =
+                batch.into_iter().map(&mut seal).collect();
             let mut answers = self.inner.settle(sent).await.into_iter();
-            let answer_of =
-                |(sealed, ours): (Result<Settlement, StoreError>, Option<Recording>)| {
-                    sealed?;
-                    let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
-                    Ok(self.settled(answer?, ours))
-                };
-            sealed.into_iter().zip(ours).map(answer_of).collect()
+            let answer_of = |ours: Result<Option<SealedAndPlain>, StoreError>| {
+                let ours = ours?;
+                let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
+                Ok(self.settled(answer?, ours))
+            };
+            ours.into_iter().map(answer_of).collect()
         }
         .boxed()
     }

@@ -4,12 +4,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
 use onetake_conformance::{Capabilities, Simulated, run, run_engine};
-use onetake_core::store::Due;
+use onetake_core::store::{Answers, Due};
 use onetake_core::{
     Answer, AttemptId, Begin, Cause, Claim, Claimed, Clock, Engine, Fingerprint, Key, Memo,
     MemoryStore, OnUnknown, Operation, Origin, Record, Recording, Scope, Settled, Settlement,
-    Settling, State, Store, StoreErrorKind, TenantDigest, Terms, Transition,
+    Settling, State, Store, StoreErrorKind, TenantDigest, Terms, Transition, delegate_store,
 };
 use onetake_stores::{EmbeddedStore, EncryptionKey, SealedStore};
 
@@ -95,6 +96,42 @@ async fn keys_are_rotated_while_records_live() {
     assert_eq!(replay(&store, &["k2"], "second").await.unwrap(), outcome());
     let gone = replay(&store, &["k2"], "first").await.unwrap_err();
     assert!(gone.contains("`k1`") && gone.contains("[secrets] encryption"), "{gone}");
+}
+
+/// A store that keeps no body, as DynamoDB does if the body is too large for it.
+#[derive(Debug)]
+struct WithoutBodies {
+    inner: MemoryStore,
+}
+
+impl Store for WithoutBodies {
+    fn settle(&self, mut batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        for settlement in &mut batch {
+            if let Transition::Complete(recording) = &mut settlement.transition {
+                recording.body = None;
+            }
+        }
+        self.inner.settle(batch)
+    }
+
+    delegate_store!(self => self.inner; name, claim, load, due, sweep, ready, close);
+}
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for WithoutBodies, self => self.inner);
+
+/// The first answer must be what every retry gets, and not what the caller recorded.
+#[tokio::test]
+async fn an_outcome_that_the_store_kept_in_part_is_answered_as_it_is_kept() {
+    for keys in [&["k1"][..], &[]] {
+        let engine =
+            Engine::new(Arc::new(sealed(WithoutBodies { inner: MemoryStore::new() }, keys)));
+        let Begin::Run(lease) = engine.begin(&operation("large")).await.unwrap() else { panic!() };
+        lease.start().unwrap();
+        let settled = lease.complete(outcome()).await;
+        let Settling::Recorded(record) = settled else { panic!("{settled:?}") };
+        let State::Completed { recording, .. } = &record.state else { panic!("{record:?}") };
+        assert_eq!((&recording.head, &recording.body), (&outcome().head, &None));
+    }
 }
 
 #[tokio::test]

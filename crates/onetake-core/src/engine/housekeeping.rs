@@ -33,7 +33,8 @@ pub struct Housekeeping {
 impl Default for Housekeeping {
     fn default() -> Self {
         Self {
-            reap_interval: Duration::from_secs(1),
+            // Leases and graces are many seconds long. An idle process wakes for nothing else.
+            reap_interval: Duration::from_secs(2),
             reap_batch: 500,
             sweep_interval: Duration::from_secs(15 * 60),
             sweep_batch: 5_000,

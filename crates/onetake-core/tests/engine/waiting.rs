@@ -157,8 +157,8 @@ async fn many_waiters_are_answered_at_a_steady_pace() {
     drop(lease.complete(Recording::new("paid")).await);
     settle_down().await;
     let answered = || waiting.iter().filter(|caller| caller.is_finished()).count();
-    assert_eq!(answered(), 32, "no time has passed");
-    for (milliseconds, expected) in [(1, 52), (2, 92), (1, 100)] {
+    assert_eq!(answered(), 64, "no time has passed");
+    for (milliseconds, expected) in [(1, 74), (2, 94), (1, 100)] {
         pass(&clock, Duration::from_millis(1), milliseconds).await;
         assert_eq!(answered(), expected);
     }

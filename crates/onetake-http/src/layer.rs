@@ -88,6 +88,9 @@ fn is_covered(tenants: &[Tenant], tenant: &Tenant) -> bool {
         || (*tenant == Tenant::Credential && tenants.contains(&Tenant::CredentialOrPublic))
 }
 
+/// What lets clients fetch the outcome of an operation that was answered with 202.
+const FETCHABLE: &str = "call .around_whole_app() on the builder if the layer is around the outermost router, or call .build_with_endpoints() and mount the endpoints at the root";
+
 /// The limits of the layer. The engine has limits of its own.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -164,8 +167,11 @@ impl Default for HttpLimits {
 ///
 /// The layer's own endpoints are at the root: `/.onetake/…`, which problems and every 202 link to,
 /// and `/idempotency-tokens`. Requests for them do not reach a layer inside `nest` or around single
-/// routes. If you use [`InFlight::Async`](crate::InFlight::Async) or issued keys, put the layer
-/// around the outermost router, or mount its [`endpoints`](Self::endpoints) there.
+/// routes. If you use [`InFlight::Async`](crate::InFlight::Async) or issued keys, either put the
+/// layer around the outermost router and say so
+/// ([`around_whole_app`](LayerBuilder::around_whole_app)), or mount its
+/// [`endpoints`](LayerBuilder::build_with_endpoints) there. Without one of the two, a policy that
+/// answers 202 is refused.
 ///
 /// # Layers around each other
 ///
@@ -193,6 +199,8 @@ pub(crate) struct LayerState {
     pub(crate) misfits: MisconfiguredRoutes,
     /// True if the tenants of all policies are known to fit their handles.
     knows_tenants: bool,
+    /// See [`LayerBuilder::around_whole_app`].
+    is_around_whole_app: bool,
     /// True if the endpoints were taken as a service, to be mounted elsewhere.
     endpoints_taken: AtomicBool,
 }
@@ -217,10 +225,12 @@ impl LayerState {
             return Err(misconfigured());
         }
         let is_nested = head::uri(parts).path() != parts.uri.path();
-        if is_nested && !self.endpoints_taken.load(Ordering::Relaxed) {
+        let serves_handles = self.is_around_whole_app && !is_nested;
+        if !serves_handles && !self.endpoints_taken.load(Ordering::Relaxed) {
             tracing::error!(
                 route = policy.label,
-                "a policy answers 202 inside a nested router, where clients could not fetch the outcome: put the layer around the outermost router, or mount its endpoints() there"
+                is_nested,
+                "a policy answers 202 and clients could not fetch the outcome: {FETCHABLE}"
             );
             return Err(misconfigured());
         }
@@ -277,6 +287,7 @@ impl OnetakeLayer {
             secrets: Secrets::default(),
             velocity: None,
             types: Types::default(),
+            is_around_whole_app: false,
             mistakes: Vec::new(),
         }
     }
@@ -318,6 +329,7 @@ pub struct LayerBuilder {
     secrets: Secrets,
     velocity: Option<Arc<dyn SharedVelocity>>,
     types: Types,
+    is_around_whole_app: bool,
     mistakes: Vec<Mistake>,
 }
 
@@ -344,6 +356,20 @@ impl LayerBuilder {
     /// are not checked. Use [`routes`](Self::routes) if the policy depends only on method and path.
     pub fn resolve(mut self, policies: impl Resolve) -> Self {
         self.policies = Some(Policies::Other(Box::new(policies)));
+        self
+    }
+
+    /// Says that every request of the application reaches the layer, also a request that matches no
+    /// route. The layer then serves `/.onetake/…` and `/idempotency-tokens` itself, and policies may
+    /// answer 202.
+    ///
+    /// In axum, call `Router::layer` of the outermost router, after its last route and fallback.
+    /// `Router::route_layer` and layers of single routes get no other requests.
+    ///
+    /// **Warning:** if other requests do not reach the layer, clients cannot fetch the outcome of an
+    /// operation that was answered with 202.
+    pub fn around_whole_app(mut self) -> Self {
+        self.is_around_whole_app = true;
         self
     }
 
@@ -387,10 +413,11 @@ impl LayerBuilder {
     /// Checks the settings, and builds the layer.
     ///
     /// # Errors
-    /// All mistakes in the policies and settings. [`InFlight::Async`] is a mistake for a layer with
-    /// one policy: such a layer may be around a single route, where clients could not fetch the
-    /// outcome. Use [`routes`](Self::routes) around the outermost router, or
-    /// [`build_with_endpoints`](Self::build_with_endpoints).
+    /// All mistakes in the policies and settings. [`InFlight::Async`] is a mistake without
+    /// [`around_whole_app`](Self::around_whole_app): the layer may be around a single route, where
+    /// clients could not fetch the outcome. A policy of [`resolve`](Self::resolve) is not known
+    /// here, so its requests are refused with 500 instead.
+    /// [`build_with_endpoints`](Self::build_with_endpoints) works in every place.
     pub fn build(self) -> Result<OnetakeLayer, PolicyError> {
         self.build_checked(false)
     }
@@ -424,6 +451,14 @@ impl LayerBuilder {
                 mistakes.push(Mistake::new("key", what, fix).of_route(route));
             }
         };
+        let serves_handles = has_endpoints || self.is_around_whole_app;
+        let check_async = |policy: &Policy, mistakes: &mut Vec<Mistake>| {
+            if matches!(policy.in_flight, InFlight::Async(_)) && !serves_handles {
+                let what = "clients could not fetch the outcome after a 202 if the layer is around a single route";
+                let route = if policy.label == "-" { "" } else { &policy.label };
+                mistakes.push(Mistake::new("in_flight", what, FETCHABLE).of_route(route));
+            }
+        };
         let mut knows_tenants = true;
         let policies: Option<Box<dyn Resolve>> = match self.policies {
             None => {
@@ -435,14 +470,15 @@ impl LayerBuilder {
             Some(Policies::One(policy)) => {
                 mistakes.extend(policy.check());
                 check_issued(&policy, &mut mistakes);
-                if matches!(policy.in_flight, InFlight::Async(_)) && !has_endpoints {
-                    mistakes.push(async_without_endpoints());
-                }
+                check_async(&policy, &mut mistakes);
                 Some(Box::new(Arc::new(policy)))
             }
             Some(Policies::Routes(routes)) => match routes.build() {
                 Ok(table) => {
-                    table.policies().for_each(|policy| check_issued(policy, &mut mistakes));
+                    for policy in table.policies() {
+                        check_issued(policy, &mut mistakes);
+                        check_async(policy, &mut mistakes);
+                    }
                     Some(Box::new(table))
                 }
                 Err(error) => {
@@ -478,6 +514,7 @@ impl LayerBuilder {
             types,
             misfits: MisconfiguredRoutes::default(),
             knows_tenants,
+            is_around_whole_app: self.is_around_whole_app,
             endpoints_taken: AtomicBool::new(false),
         };
         Ok(OnetakeLayer { shared: Arc::new(shared) })
@@ -488,12 +525,6 @@ fn slow_bodies() -> MetricCounter {
     const NAME: &str = "onetake_slow_bodies_total";
     describe_counter!(NAME, "Keyed requests refused because their body arrived too slowly.");
     counter!(NAME)
-}
-
-fn async_without_endpoints() -> Mistake {
-    let what = "a layer with one policy may be around a single route, where clients could not fetch the outcome after a 202";
-    let fix = "give the layer around the outermost router .routes(Routes::new()…), or call .build_with_endpoints() and mount the endpoints at the root";
-    Mistake::new("in_flight", what, fix)
 }
 
 impl std::fmt::Debug for LayerBuilder {

@@ -205,7 +205,7 @@ mod tests {
         for (name, policy, passes) in policies {
             let engine = Engine::new(Arc::new(MemoryStore::new()));
             let routes = Routes::new().route("POST /", policy);
-            let layer = OnetakeLayer::builder(engine).routes(routes).build();
+            let layer = OnetakeLayer::builder(engine).routes(routes).around_whole_app().build();
             let shared = layer.unwrap().endpoints().shared;
             for (method, key, expected) in [
                 ("POST", None, passes),

@@ -255,7 +255,7 @@ impl Gateway {
         if let Some(place) = shared_velocity {
             layer = layer.shared_velocity(place);
         }
-        let layer = layer.build()?;
+        let layer = layer.around_whole_app().build()?;
         let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
         let (clock, keep_alive) = (Arc::clone(engine.clock()), config.gateway.keep_alive);
         let descriptors = Descriptors::of(&config, cores.count());

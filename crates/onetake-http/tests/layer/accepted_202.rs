@@ -103,6 +103,7 @@ impl World {
             .resolve(policies)
             .limits(limits)
             .secrets(secrets)
+            .around_whole_app()
             .build()
             .unwrap();
         let api = Api::default();

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -83,16 +84,36 @@ async fn a_layer_is_refused_that_cannot_work() {
     let builder = || OnetakeLayer::builder(MemoryStore::new());
     let said = |built: Result<OnetakeLayer, PolicyError>| built.unwrap_err().to_string();
     assert!(said(builder().build()).contains("has no policy"));
-    let asynchronous = || Policy::new().in_flight(InFlight::Async(Duration::ZERO));
-    let error = said(builder().policy(asynchronous()).build());
-    assert!(error.contains("build_with_endpoints"), "{error}");
-    assert!(builder().policy(asynchronous()).build_with_endpoints().is_ok());
-    assert!(builder().routes(Routes::new().route("POST /a", asynchronous())).build().is_ok());
     let issued = Policy::new().key_from(KeySource::Issued);
     let error = said(builder().policy(issued).secrets(Secrets::default()).build());
     assert!(error.contains("no key can be issued"), "{error}");
     let wrong = Policy::new().release(["nonsense"]);
     assert!(OnetakeLayer::new(MemoryStore::new(), wrong).is_err());
+}
+
+/// A layer around a single route gets no request for the outcome.
+#[tokio::test]
+async fn a_202_needs_a_layer_around_the_whole_app_or_mounted_endpoints() {
+    let asynchronous = || Policy::new().in_flight(InFlight::Async(Duration::ZERO));
+    let one = || OnetakeLayer::builder(MemoryStore::new()).policy(asynchronous());
+    let routes = || Routes::new().route("POST /a", asynchronous());
+    let table = || OnetakeLayer::builder(MemoryStore::new()).routes(routes());
+    let others = Routes::new().fallback(asynchronous().label("others"));
+    let fallback = OnetakeLayer::builder(MemoryStore::new()).routes(others);
+    let one_error = one().build().unwrap_err().to_string();
+    let table_error = table().build().unwrap_err().to_string();
+    let fallback_error = fallback.build().unwrap_err().to_string();
+    for error in [&one_error, &table_error, &fallback_error] {
+        assert!(error.contains("in_flight"), "{error}");
+        assert!(error.contains("around_whole_app()"), "{error}");
+        assert!(error.contains("build_with_endpoints()"), "{error}");
+    }
+    assert!(table_error.contains("POST /a"), "{table_error}");
+    assert!(fallback_error.contains("others"), "{fallback_error}");
+    assert!(one().around_whole_app().build().is_ok());
+    assert!(one().build_with_endpoints().is_ok());
+    assert!(table().around_whole_app().build().is_ok());
+    assert!(table().build_with_endpoints().is_ok());
 }
 
 fn app(layer: OnetakeLayer) -> Router {
@@ -236,10 +257,14 @@ async fn accepted(layer: OnetakeLayer) -> (u16, u16) {
 async fn the_outcome_after_a_202_is_fetched_or_nothing_runs() {
     let builder = || OnetakeLayer::builder(MemoryStore::new());
     let routes = Routes::new().route("POST /work", by_account());
-    assert_eq!(accepted(builder().routes(routes).build().unwrap()).await, (202, 200));
+    let layer = builder().routes(routes).around_whole_app().build().unwrap();
+    assert_eq!(accepted(layer).await, (202, 200));
+    let one = builder().policy(by_account()).around_whole_app().build().unwrap();
+    assert_eq!(accepted(one).await, (202, 200));
     let policy = Arc::new(by_account());
     let closure = move |_: &http::request::Parts| Some(Arc::clone(&policy));
-    assert_eq!(accepted(builder().resolve(closure).build().unwrap()).await, (500, 0));
+    let layer = builder().resolve(closure).around_whole_app().build().unwrap();
+    assert_eq!(accepted(layer).await, (500, 0));
 }
 
 #[cfg(feature = "axum")]
@@ -252,9 +277,30 @@ async fn a_nested_layer_answers_202_only_if_its_endpoints_are_mounted() {
     };
     let layer = || OnetakeLayer::builder(MemoryStore::new()).routes(routes());
     let headers = [("idempotency-key", KEY), ("x-account", "7")];
-    let app = nested(layer().build().unwrap());
+    let app = nested(layer().around_whole_app().build().unwrap());
     assert_eq!(status(&app, Method::POST, "/api/work", &headers).await, 500);
     let (layer, endpoints) = layer().build_with_endpoints().unwrap();
     let app = nested(layer).fallback_service(endpoints);
     assert!([200, 202].contains(&status(&app, Method::POST, "/api/work", &headers).await));
+}
+
+/// The builder does not know the policies of a closure, so their requests are refused.
+#[tokio::test]
+async fn a_closure_answers_202_only_if_the_outcome_can_be_fetched() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let policy = Arc::new(Policy::new().in_flight(InFlight::Async(Duration::ZERO)));
+    let closure = move |_: &http::request::Parts| Some(Arc::clone(&policy));
+    let app = |layer: OnetakeLayer| {
+        let runs = Arc::clone(&runs);
+        let work = async move || runs.fetch_add(1, Ordering::SeqCst).to_string();
+        Router::new().route("/work", post(work).layer(layer))
+    };
+    let builder = || OnetakeLayer::builder(MemoryStore::new()).resolve(closure.clone());
+    let headers = [("idempotency-key", KEY), ("authorization", "Bearer alice")];
+    let single = app(builder().build().unwrap());
+    assert_eq!(status(&single, Method::POST, "/work", &headers).await, 500);
+    assert_eq!(runs.load(Ordering::SeqCst), 0);
+    let (layer, endpoints) = builder().build_with_endpoints().unwrap();
+    let mounted = app(layer).fallback_service(endpoints);
+    assert!([200, 202].contains(&status(&mounted, Method::POST, "/work", &headers).await));
 }

@@ -283,7 +283,8 @@ fn node(store: Arc<dyn Store>, clock: &ManualClock, api: &Api) -> Router {
         policies.get(route).cloned()
     };
     let secrets = Secrets::default().issued_keys([IssuingKey::new(&[5; 32])]);
-    let layer = OnetakeLayer::builder(engine).resolve(policies).secrets(secrets).build().unwrap();
+    let layer = OnetakeLayer::builder(engine).resolve(policies).secrets(secrets);
+    let layer = layer.around_whole_app().build().unwrap();
     Router::new().route("/charges", post(charge)).with_state(api.clone()).layer(layer)
 }
 

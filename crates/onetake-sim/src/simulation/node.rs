@@ -134,6 +134,7 @@ impl Node {
             .resolve(Routes(policies(world, &self.plan)))
             .limits(http)
             .secrets(secrets)
+            .around_whole_app()
             .build();
         let layer = match layer {
             Ok(layer) => layer,

@@ -100,7 +100,8 @@ impl World {
         let secrets = Secrets::default().handles([7; 32]).issued_keys([IssuingKey::new(&[9; 32])]);
         let routes = Routes::of(&mode.tenant());
         let engine = self.engine.clone();
-        let layer = OnetakeLayer::builder(engine).resolve(routes).secrets(secrets).build().unwrap();
+        let layer = OnetakeLayer::builder(engine).resolve(routes).secrets(secrets);
+        let layer = layer.around_whole_app().build().unwrap();
         let paths = Router::new().route("/work", post(work)).route("/issued", post(work));
         paths.with_state(self.api.clone()).layer(layer)
     }

@@ -33,6 +33,8 @@ pub mod redis;
 pub mod sealed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod state_names;
 #[cfg(any(feature = "embedded", feature = "sqlite"))]
 mod thread;
 pub mod url;

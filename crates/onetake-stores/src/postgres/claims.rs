@@ -4,15 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use onetake_core::{Claim, Claimed, OnUnknown, RecordId, StoreError};
+use onetake_core::{Claim, Claimed, RecordId, StoreError};
 use tokio_postgres::types::Type;
 
-use super::PostgresStore;
 use super::batch::{Batched, LockMode, Sent};
 use super::pool::PooledConnection;
 use super::rows::{RecordRow, RowKind, column, fingerprint};
 use super::sql::CLAIM;
 use super::statement_error::{Effect, StatementError};
+use super::{PostgresStore, codes};
 
 impl Batched for Claim {
     type Answer = Claimed;
@@ -39,15 +39,8 @@ impl Batched for Claim {
         let ttls: Vec<i64> = items.iter().map(|claim| column(claim.terms.ttl)).collect();
         let leases: Vec<i64> = items.iter().map(|claim| column(claim.terms.lease)).collect();
         let graces: Vec<i64> = items.iter().map(|claim| column(claim.terms.grace)).collect();
-        let on_unknown: Vec<i16> = items
-            .iter()
-            .map(|claim| match claim.terms.on_unknown {
-                OnUnknown::Fail => 0,
-                OnUnknown::Reconcile => 1,
-                OnUnknown::Retry => 2,
-                OnUnknown::Rollback => 3,
-            })
-            .collect();
+        let on_unknown: Vec<i16> =
+            items.iter().map(|claim| codes::on_unknown(claim.terms.on_unknown)).collect();
         let origins: Vec<Bytes> = items.iter().map(|claim| claim.origin.to_bytes()).collect();
         let origins: Vec<&[u8]> = origins.iter().map(AsRef::as_ref).collect();
         let in_touch = store.in_touch();

@@ -24,7 +24,7 @@
 -- had the time to come back.
 CREATE FUNCTION onetake_over_1 (state smallint, state_at bigint, grace bigint, at bigint, in_touch bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
-    SELECT state = 0 AND state_at + grace <= at AND grace <= in_touch
+    SELECT state = {{RUNNING}} AND state_at + grace <= at AND grace <= in_touch
 $$;
 
 -- True if a record may be claimed: it expired, or it is the same operation and has no owner any
@@ -35,8 +35,8 @@ CREATE FUNCTION onetake_free_1 (
 ) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(expires_at <= at, false)
         OR (record_fingerprint = fingerprint
-            AND (state = 3 OR (state = 4 AND on_unknown >= 2)
-                 OR (state = 0 AND state_at + grace <= at AND grace <= in_touch)))
+            AND (state = {{RELEASED}} OR (state = {{UNKNOWN}} AND on_unknown >= {{ON_UNKNOWN_RETRY}})
+                 OR (state = {{RUNNING}} AND state_at + grace <= at AND grace <= in_touch)))
 $$;
 
 -- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a
@@ -78,7 +78,7 @@ BEGIN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
-        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+        SELECT asked.id, {{RUNNING}}, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
                asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
@@ -88,7 +88,7 @@ BEGIN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
-        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+        SELECT asked.id, {{RUNNING}}, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
                asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
@@ -128,19 +128,19 @@ BEGIN
     IF v_mine IS NOT NULL THEN
         -- The owner is lost, and the record must not run again: it becomes unknown.
         UPDATE onetake_records AS record
-           SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
-               ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
-         WHERE record.id = ANY (v_mine) AND record.on_unknown < 2
+           SET state = {{UNKNOWN}}, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
+               ask_at = CASE record.on_unknown WHEN {{ON_UNKNOWN_RECONCILE}} THEN v_now END, code = '{{LEASE_ENDED}}', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown < {{ON_UNKNOWN_RETRY}}
            AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
         UPDATE onetake_records AS record
-           SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
+           SET state = {{RUNNING}}, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
                on_unknown = asked.on_unknown, origin = asked.origin,
                -- A key that runs again before it expires keeps its latest attempts. concat() skips a NULL history.
                history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
                    record.history, record.fence, ' ', record.claimed_at, ' ',
-                   CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
-                   CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
+                   CASE WHEN record.state = {{RUNNING}} THEN v_now ELSE record.state_at END, ' ',
+                   CASE record.state WHEN {{RUNNING}} THEN '{{RUNNING_NAME}}' WHEN {{RELEASED}} THEN '{{RELEASED_NAME}}' ELSE '{{UNKNOWN_NAME}}' END, chr(10)),
                    {{HISTORY_BYTES_MAX}}) END,
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
@@ -168,8 +168,8 @@ BEGIN
                record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
 END $$;
 
--- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew,
--- 1 complete, 2 fail, 3 release, 4 unknown, 5 abandon, 6 forget, 7 defer for the given hold. A row
+-- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: {{VERB_RENEW}} renew,
+-- {{VERB_COMPLETE}} complete, {{VERB_FAIL}} fail, {{VERB_RELEASE}} release, {{VERB_UNKNOWN}} unknown, {{VERB_EXPIRE_LEASE}} abandon, {{VERB_FORGET}} forget, {{VERB_POSTPONE_RECONCILE}} defer for the given hold. A row
 -- of kind 0 means that it was done. Rows of kind 1, if there are any, show all current records of
 -- the call, with their expiry, from which the caller derives why the others were not done. These
 -- records are locked, so that this commit waits for every standby that theirs did not wait for: a
@@ -202,41 +202,41 @@ BEGIN
     RETURN QUERY
     UPDATE onetake_records AS record
        SET -- Mode T: the transaction rolled back, so the record is released and not unknown.
-           state = CASE WHEN asked.verb IN (4, 5) THEN CASE record.on_unknown WHEN 3 THEN 3 ELSE 4 END
-                        WHEN asked.verb = 6 THEN 3
-                        WHEN asked.verb = 7 THEN 4
+           state = CASE WHEN asked.verb IN ({{VERB_UNKNOWN}}, {{VERB_EXPIRE_LEASE}}) THEN CASE record.on_unknown WHEN {{ON_UNKNOWN_ROLLBACK}} THEN {{RELEASED}} ELSE {{UNKNOWN}} END
+                        WHEN asked.verb = {{VERB_FORGET}} THEN {{RELEASED}}
+                        WHEN asked.verb = {{VERB_POSTPONE_RECONCILE}} THEN {{UNKNOWN}}
                         ELSE asked.verb END,
-           state_at = CASE asked.verb WHEN 0 THEN v_now + record.lease WHEN 7 THEN record.state_at ELSE v_now END,
-           expires_at = CASE WHEN asked.verb = 0 THEN NULL
-                             WHEN asked.verb IN (4, 5) AND record.on_unknown <> 3 THEN v_now + record.ttl
-                             WHEN asked.verb = 6 THEN v_now
-                             WHEN asked.verb = 7 THEN record.expires_at
+           state_at = CASE asked.verb WHEN {{VERB_RENEW}} THEN v_now + record.lease WHEN {{VERB_POSTPONE_RECONCILE}} THEN record.state_at ELSE v_now END,
+           expires_at = CASE WHEN asked.verb = {{VERB_RENEW}} THEN NULL
+                             WHEN asked.verb IN ({{VERB_UNKNOWN}}, {{VERB_EXPIRE_LEASE}}) AND record.on_unknown <> {{ON_UNKNOWN_ROLLBACK}} THEN v_now + record.ttl
+                             WHEN asked.verb = {{VERB_FORGET}} THEN v_now
+                             WHEN asked.verb = {{VERB_POSTPONE_RECONCILE}} THEN record.expires_at
                              ELSE greatest(record.created_at + record.ttl, v_now + least(record.ttl, {{KEPT_AFTER_SETTLING}})) END,
-           watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
+           watch_at = CASE WHEN asked.verb = {{VERB_RENEW}} AND record.watch_at IS NOT NULL
                            THEN v_now + record.lease + record.grace END,
-           ask_at = CASE WHEN asked.verb IN (4, 5) AND record.on_unknown = 1 THEN v_now
-                         WHEN asked.verb = 7 THEN v_now + asked.hold END,
+           ask_at = CASE WHEN asked.verb IN ({{VERB_UNKNOWN}}, {{VERB_EXPIRE_LEASE}}) AND record.on_unknown = {{ON_UNKNOWN_RECONCILE}} THEN v_now
+                         WHEN asked.verb = {{VERB_POSTPONE_RECONCILE}} THEN v_now + asked.hold END,
            head = asked.head, body = asked.body,
-           code = CASE WHEN asked.verb = 7 THEN record.code
-                       WHEN asked.verb IN (4, 5) AND record.on_unknown = 3 THEN NULL ELSE asked.code END,
-           detail = CASE WHEN asked.verb = 7 THEN record.detail
-                         WHEN asked.verb IN (4, 5) AND record.on_unknown = 3 THEN NULL ELSE asked.detail END,
+           code = CASE WHEN asked.verb = {{VERB_POSTPONE_RECONCILE}} THEN record.code
+                       WHEN asked.verb IN ({{VERB_UNKNOWN}}, {{VERB_EXPIRE_LEASE}}) AND record.on_unknown = {{ON_UNKNOWN_ROLLBACK}} THEN NULL ELSE asked.code END,
+           detail = CASE WHEN asked.verb = {{VERB_POSTPONE_RECONCILE}} THEN record.detail
+                         WHEN asked.verb IN ({{VERB_UNKNOWN}}, {{VERB_EXPIRE_LEASE}}) AND record.on_unknown = {{ON_UNKNOWN_ROLLBACK}} THEN NULL ELSE asked.detail END,
            -- A forgotten record expires now, and the next sweep deletes it. For other transitions these
            -- columns keep their values, so that no index changes.
-           ttl = CASE asked.verb WHEN 6 THEN 0 ELSE record.ttl END,
-           created_at = CASE asked.verb WHEN 6 THEN least(record.created_at, v_now) ELSE record.created_at END,
-           sweep_at = CASE asked.verb WHEN 6 THEN v_now ELSE record.sweep_at END
+           ttl = CASE asked.verb WHEN {{VERB_FORGET}} THEN 0 ELSE record.ttl END,
+           created_at = CASE asked.verb WHEN {{VERB_FORGET}} THEN least(record.created_at, v_now) ELSE record.created_at END,
+           sweep_at = CASE asked.verb WHEN {{VERB_FORGET}} THEN v_now ELSE record.sweep_at END
       FROM unnest(ids, attempts, verbs, heads, bodies, codes, details, holds)
            AS asked (id, attempt, verb, head, body, code, detail, hold)
      WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
        AND (record.expires_at IS NULL OR record.expires_at > v_now)
        AND CASE asked.verb
-             WHEN 0 THEN record.state = 0
-             WHEN 4 THEN record.state = 0
-             WHEN 5 THEN onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch)
-             WHEN 6 THEN record.state <> 0
-             WHEN 7 THEN record.state = 4 AND record.on_unknown = 1 AND record.ask_at <= v_now
-             ELSE record.state IN (0, 4) END
+             WHEN {{VERB_RENEW}} THEN record.state = {{RUNNING}}
+             WHEN {{VERB_UNKNOWN}} THEN record.state = {{RUNNING}}
+             WHEN {{VERB_EXPIRE_LEASE}} THEN onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch)
+             WHEN {{VERB_FORGET}} THEN record.state <> {{RUNNING}}
+             WHEN {{VERB_POSTPONE_RECONCILE}} THEN record.state = {{UNKNOWN}} AND record.on_unknown = {{ON_UNKNOWN_RECONCILE}} AND record.ask_at <= v_now
+             ELSE record.state IN ({{RUNNING}}, {{UNKNOWN}}) END
     RETURNING 0::smallint, v_now, NULL::bigint, record.id,
               ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
                     record.created_at, record.state_at, record.claimed_at, record.ask_at],
@@ -288,12 +288,12 @@ BEGIN
          WHERE record.ctid = ANY (v_due) AND record.expires_at <= v_now
         RETURNING record.state, record.fence
     )
-    SELECT count(*), count(*) FILTER (WHERE gone.state = 4), max(gone.fence)
+    SELECT count(*), count(*) FILTER (WHERE gone.state = {{UNKNOWN}}), max(gone.fence)
       INTO r_removed, r_unknown, v_highest FROM gone;
     IF r_removed < cardinality(v_due) THEN
         UPDATE onetake_records AS record
            SET sweep_at = coalesce(record.expires_at, v_now + record.lease + record.grace),
-               watch_at = CASE WHEN record.state = 0 THEN record.state_at + record.grace END
+               watch_at = CASE WHEN record.state = {{RUNNING}} THEN record.state_at + record.grace END
          WHERE record.ctid = ANY (v_due);
     END IF;
     UPDATE onetake_floor SET fence = v_highest WHERE v_highest > fence;

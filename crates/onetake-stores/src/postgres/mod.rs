@@ -12,6 +12,7 @@ mod address;
 mod audit;
 mod batch;
 mod claims;
+mod codes;
 mod doctor;
 mod driver;
 mod finish;

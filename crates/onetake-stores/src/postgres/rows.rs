@@ -6,11 +6,13 @@ use bytes::Bytes;
 use onetake_core::clock::{Timestamp, micros};
 use onetake_core::origin::AttemptHistory;
 use onetake_core::{
-    AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Origin, Record, RecordId, Recording,
-    State, StoreError, StoreErrorKind, Terms,
+    AttemptId, Cause, Failure, Fence, Fingerprint, Origin, Record, RecordId, Recording, State,
+    StoreError, StoreErrorKind, Terms,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
+
+use super::codes;
 
 /// The longest duration that is stored: a hundred years, so that sums of a few durations cannot
 /// overflow.
@@ -196,13 +198,8 @@ pub(super) fn assemble(
             ttl: duration(numbers.ttl),
             lease: duration(numbers.lease),
             grace: duration(numbers.grace),
-            on_unknown: match numbers.on_unknown {
-                0 => OnUnknown::Fail,
-                1 => OnUnknown::Reconcile,
-                2 => OnUnknown::Retry,
-                3 => OnUnknown::Rollback,
-                _ => return Err(odd("on_unknown")),
-            },
+            on_unknown: codes::read_on_unknown(numbers.on_unknown)
+                .ok_or_else(|| odd("on_unknown"))?,
         },
         origin: Origin::from_bytes(texts.origin).ok_or_else(|| odd("origin"))?,
         created_at: timestamp(numbers.created_at),
@@ -221,18 +218,21 @@ pub(super) fn state(
     let at = timestamp(numbers.state_at);
     let Texts { code, detail, .. } = *texts;
     Ok(match numbers.state {
-        0 => State::Running { lease_until: at },
-        1 => State::Completed { at, recording: recording()? },
-        2 => State::Failed { at, failure: Failure { code: text(code)?, detail: text(detail)? } },
-        3 => State::Released { at },
-        4 => {
+        codes::RUNNING => State::Running { lease_until: at },
+        codes::COMPLETED => State::Completed { at, recording: recording()? },
+        codes::FAILED => {
+            let failure = Failure { code: text(code)?, detail: text(detail)? };
+            State::Failed { at, failure }
+        }
+        codes::RELEASED => State::Released { at },
+        codes::UNKNOWN => {
             let cause = match text(code)?.as_str() {
-                "lease_ended" => Cause::LeaseEnded,
-                "restarted" => Cause::Restarted,
-                "interrupted" => Cause::Interrupted,
-                "timed_out" => Cause::TimedOut,
-                "status" => Cause::Status(text(detail)?.parse().map_err(|_| odd("detail"))?),
-                "reported" => Cause::Reported(text(detail)?),
+                codes::LEASE_ENDED => Cause::LeaseEnded,
+                codes::RESTARTED => Cause::Restarted,
+                codes::INTERRUPTED => Cause::Interrupted,
+                codes::TIMED_OUT => Cause::TimedOut,
+                codes::STATUS => Cause::Status(text(detail)?.parse().map_err(|_| odd("detail"))?),
+                codes::REPORTED => Cause::Reported(text(detail)?),
                 _ => return Err(odd("code")),
             };
             // Only a record that is to be reconciled has its own time.
@@ -245,13 +245,13 @@ pub(super) fn state(
 /// A cause as the columns `code` and `detail`.
 pub(super) fn cause(cause: &Cause) -> (&'static str, String) {
     match cause {
-        Cause::LeaseEnded => ("lease_ended", String::new()),
-        Cause::Restarted => ("restarted", String::new()),
-        Cause::Interrupted => ("interrupted", String::new()),
-        Cause::TimedOut => ("timed_out", String::new()),
-        Cause::Status(status) => ("status", status.to_string()),
+        Cause::LeaseEnded => (codes::LEASE_ENDED, String::new()),
+        Cause::Restarted => (codes::RESTARTED, String::new()),
+        Cause::Interrupted => (codes::INTERRUPTED, String::new()),
+        Cause::TimedOut => (codes::TIMED_OUT, String::new()),
+        Cause::Status(status) => (codes::STATUS, status.to_string()),
         // Other causes, also future ones, are stored as text.
-        other => ("reported", other.to_string()),
+        other => (codes::REPORTED, other.to_string()),
     }
 }
 

@@ -25,8 +25,8 @@ CREATE TABLE onetake_records (
     expires_at  bigint,               -- the key may be used again from then on; NULL while it runs
     watch_at    bigint,               -- only of a long-running attempt: the end of lease and grace
     ask_at      bigint,               -- unknown and to be reconciled: the next reconciliation
-    state       smallint NOT NULL,    -- 0 running, 1 completed, 2 failed, 3 released, 4 unknown
-    on_unknown  smallint NOT NULL,    -- 0 fail, 1 reconcile, 2 retry, 3 rollback
+    state       smallint NOT NULL,    -- {{RUNNING}} {{RUNNING_NAME}}, {{COMPLETED}} {{COMPLETED_NAME}}, {{FAILED}} {{FAILED_NAME}}, {{RELEASED}} {{RELEASED_NAME}}, {{UNKNOWN}} {{UNKNOWN_NAME}}
+    on_unknown  smallint NOT NULL,    -- {{ON_UNKNOWN_FAIL}} fail, {{ON_UNKNOWN_RECONCILE}} reconcile, {{ON_UNKNOWN_RETRY}} retry, {{ON_UNKNOWN_ROLLBACK}} rollback
     head        bytea,                -- completed: status and headers
     body        bytea,                -- completed: the body; NULL if it was not kept
     code        bytea,                -- failed: the code; unknown: the cause
@@ -102,7 +102,7 @@ INSERT INTO onetake_lanes (lane) SELECT lane FROM generate_series(0, 63) AS lane
 
 CREATE VIEW onetake_keys AS
 SELECT encode(id, 'hex')                                               AS id,
-       (ARRAY['running', 'completed', 'failed', 'released', 'unknown'])[state + 1] AS state,
+       (ARRAY['{{RUNNING_NAME}}', '{{COMPLETED_NAME}}', '{{FAILED_NAME}}', '{{RELEASED_NAME}}', '{{UNKNOWN_NAME}}'])[state + 1] AS state,
        nullif(encode(substring(origin FROM 1 FOR 16), 'hex'), '')      AS tenant,
        -- The route ends before the zero byte.
        nullif(encode(substring(origin FROM 17 FOR
@@ -110,14 +110,14 @@ SELECT encode(id, 'hex')                                               AS id,
        fence,
        to_timestamp(created_at / 1000000.0)                            AS created_at,
        to_timestamp(claimed_at / 1000000.0)                            AS claimed_at,
-       CASE WHEN state = 0 THEN to_timestamp(state_at / 1000000.0) END AS lease_until,
-       CASE WHEN state > 0 THEN to_timestamp(state_at / 1000000.0) END AS settled_at,
+       CASE WHEN state = {{RUNNING}} THEN to_timestamp(state_at / 1000000.0) END AS lease_until,
+       CASE WHEN state > {{RUNNING}} THEN to_timestamp(state_at / 1000000.0) END AS settled_at,
        to_timestamp(expires_at / 1000000.0)                            AS expires_at,
        to_timestamp(ask_at / 1000000.0)                                AS ask_at,
        encode(code, 'escape')                                          AS code,
        encode(detail, 'escape')                                        AS detail,
        coalesce(length(head), 0) + coalesce(length(body), 0)           AS bytes,
-       state = 1 AND body IS NOT NULL                                  AS replayable
+       state = {{COMPLETED}} AND body IS NOT NULL                                  AS replayable
   FROM onetake_records;
 
 INSERT INTO onetake_schema (version, works_from) VALUES (1, 1);

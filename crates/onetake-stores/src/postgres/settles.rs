@@ -8,6 +8,7 @@ use onetake_core::{RecordId, Settled, Settlement, StoreError, Transition};
 use tokio_postgres::types::Type;
 
 use super::batch::{Batched, LockMode, Sent};
+use super::codes::{LEASE_ENDED, verb};
 use super::pool::PooledConnection;
 use super::rows::{RecordRow, RowKind, cause, column};
 use super::sql::SETTLE;
@@ -35,25 +36,30 @@ impl<'a> TransitionColumns<'a> {
             hold: None,
         };
         match transition {
-            Transition::Renew => plain(0),
+            Transition::Renew => plain(verb::RENEW),
             Transition::Complete(recording) => {
-                Self { head: Some(&recording.head), body: recording.body.as_deref(), ..plain(1) }
+                let (head, body) = (Some(&*recording.head), recording.body.as_deref());
+                Self { head, body, ..plain(verb::COMPLETE) }
             }
             Transition::Fail(failure) => {
                 let failure = failure.clipped();
                 let (code, detail) = (failure.code.into_bytes(), failure.detail.into_bytes());
-                Self { code: Some(code), detail: Some(detail), ..plain(2) }
+                Self { code: Some(code), detail: Some(detail), ..plain(verb::FAIL) }
             }
-            Transition::Release => plain(3),
+            Transition::Release => plain(verb::RELEASE),
             Transition::Unknown(why) => {
                 let (code, detail) = cause(&why.clipped());
-                Self { code: Some(code.into()), detail: Some(detail.into_bytes()), ..plain(4) }
+                let (code, detail) = (Some(code.into()), Some(detail.into_bytes()));
+                Self { code, detail, ..plain(verb::UNKNOWN) }
             }
             Transition::ExpireLease => {
-                Self { code: Some(b"lease_ended".to_vec()), detail: Some(Vec::new()), ..plain(5) }
+                let (code, detail) = (Some(LEASE_ENDED.into()), Some(Vec::new()));
+                Self { code, detail, ..plain(verb::EXPIRE_LEASE) }
             }
-            Transition::Forget => plain(6),
-            Transition::PostponeReconcile(hold) => Self { hold: Some(column(*hold)), ..plain(7) },
+            Transition::Forget => plain(verb::FORGET),
+            Transition::PostponeReconcile(hold) => {
+                Self { hold: Some(column(*hold)), ..plain(verb::POSTPONE_RECONCILE) }
+            }
         }
     }
 }

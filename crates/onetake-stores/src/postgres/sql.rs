@@ -1,9 +1,10 @@
 //! The SQL statements on records. Each is one implicit transaction, sent unnamed with its types, so
 //! that PgBouncer may send each of them to another server connection.
 //!
-//! Claiming and settling are functions in the database: see `functions.sql` and `version_3.sql`. In
-//! the other statements, `clock` is evaluated before anything is written, because every write needs
-//! its `now`. It also limits, for this statement alone, the wait for another transaction.
+//! Claiming and settling are functions in the database: see `functions.sql` and `version_3.sql`. They
+//! and the statements here get the numbers of states from `codes.rs`. In the other statements,
+//! `clock` is evaluated before anything is written, because every write needs its `now`. It also
+//! limits, for this statement alone, the wait for another transaction.
 
 /// The server's clock. Times are microseconds since the epoch. `$1` is the offset that tests add,
 /// and `$2` the longest wait for another transaction's lock.
@@ -40,7 +41,9 @@ macro_rules! over {
         concat!(
             "(",
             $of,
-            ".state = 0 AND ",
+            ".state = ",
+            $crate::postgres::codes::running!(),
+            " AND ",
             $of,
             ".state_at + ",
             $of,

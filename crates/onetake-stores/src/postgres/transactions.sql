@@ -44,10 +44,10 @@ BEGIN
     -- Waits for the lock of the record, and decides under it. An unknown record can still be completed
     -- by its own attempt, because no other attempt got the key.
     UPDATE onetake_records AS record
-       SET state = 1, state_at = v_now, watch_at = NULL, ask_at = NULL, head = recording_head, body = recording_body,
+       SET state = {{COMPLETED}}, state_at = v_now, watch_at = NULL, ask_at = NULL, head = recording_head, body = recording_body,
            code = NULL, detail = NULL,
            expires_at = greatest(record.created_at + record.ttl, v_now + least(record.ttl, {{KEPT_AFTER_SETTLING}}))
-     WHERE record.id = record_id AND record.attempt = attempt_id AND record.state IN (0, 4)
+     WHERE record.id = record_id AND record.attempt = attempt_id AND record.state IN ({{RUNNING}}, {{UNKNOWN}})
        AND (record.expires_at IS NULL OR record.expires_at > v_now)
     RETURNING record.xmin INTO v_by;
     IF FOUND AND v_by <> pg_current_xact_id()::xid THEN

@@ -24,7 +24,7 @@ BEGIN
     UPDATE onetake_records AS record SET watch_at = record.state_at + record.grace
       FROM unnest(ids, attempts) AS asked (id, attempt)
      WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
-       AND record.claimed_at = at AND record.state = 0;
+       AND record.claimed_at = at AND record.state = {{RUNNING}};
 END $$;
 
 -- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
@@ -68,7 +68,7 @@ BEGIN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
-        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+        SELECT asked.id, {{RUNNING}}, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
                asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
@@ -78,7 +78,7 @@ BEGIN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
-        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+        SELECT asked.id, {{RUNNING}}, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
                asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
@@ -131,19 +131,19 @@ BEGIN
     IF v_mine IS NOT NULL THEN
         -- The owner is lost, and the record must not run again: it becomes unknown.
         UPDATE onetake_records AS record
-           SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
-               ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
-         WHERE record.id = ANY (v_mine) AND record.on_unknown < 2
+           SET state = {{UNKNOWN}}, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
+               ask_at = CASE record.on_unknown WHEN {{ON_UNKNOWN_RECONCILE}} THEN v_now END, code = '{{LEASE_ENDED}}', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown < {{ON_UNKNOWN_RETRY}}
            AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
         UPDATE onetake_records AS record
-           SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
+           SET state = {{RUNNING}}, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
                on_unknown = asked.on_unknown, origin = asked.origin,
                -- A key that runs again before it expires keeps its latest attempts. concat() skips a NULL history.
                history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
                    record.history, record.fence, ' ', record.claimed_at, ' ',
-                   CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
-                   CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
+                   CASE WHEN record.state = {{RUNNING}} THEN v_now ELSE record.state_at END, ' ',
+                   CASE record.state WHEN {{RUNNING}} THEN '{{RUNNING_NAME}}' WHEN {{RELEASED}} THEN '{{RELEASED_NAME}}' ELSE '{{UNKNOWN_NAME}}' END, chr(10)),
                    {{HISTORY_BYTES_MAX}}) END,
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,

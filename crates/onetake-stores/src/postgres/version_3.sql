@@ -9,9 +9,9 @@ CREATE FUNCTION onetake_free_2 (
 ) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(expires_at <= at, false)
         OR (record_fingerprint = fingerprint
-            AND CASE WHEN record_attempt = attempt THEN state = 0
-                     ELSE state = 3 OR (state = 4 AND on_unknown >= 2)
-                          OR (state = 0 AND state_at + grace <= at AND grace <= in_touch) END)
+            AND CASE WHEN record_attempt = attempt THEN state = {{RUNNING}}
+                     ELSE state = {{RELEASED}} OR (state = {{UNKNOWN}} AND on_unknown >= {{ON_UNKNOWN_RETRY}})
+                          OR (state = {{RUNNING}} AND state_at + grace <= at AND grace <= in_touch) END)
 $$;
 
 -- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
@@ -58,7 +58,7 @@ BEGIN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
-        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+        SELECT asked.id, {{RUNNING}}, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
                asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
@@ -68,7 +68,7 @@ BEGIN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
-        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+        SELECT asked.id, {{RUNNING}}, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
                asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
@@ -123,19 +123,19 @@ BEGIN
         -- The owner is lost, and the record must not run again: it becomes unknown.
         -- The caller's own attempt is renewed instead, below.
         UPDATE onetake_records AS record
-           SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
-               ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
-         WHERE record.id = ANY (v_mine) AND record.on_unknown < 2 AND NOT record.attempt = ANY (attempts)
+           SET state = {{UNKNOWN}}, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
+               ask_at = CASE record.on_unknown WHEN {{ON_UNKNOWN_RECONCILE}} THEN v_now END, code = '{{LEASE_ENDED}}', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown < {{ON_UNKNOWN_RETRY}} AND NOT record.attempt = ANY (attempts)
            AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
         UPDATE onetake_records AS record
-           SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
+           SET state = {{RUNNING}}, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
                on_unknown = asked.on_unknown, origin = asked.origin,
                -- A key that runs again before it expires keeps its latest attempts. concat() skips a NULL history.
                history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
                    record.history, record.fence, ' ', record.claimed_at, ' ',
-                   CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
-                   CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
+                   CASE WHEN record.state = {{RUNNING}} THEN v_now ELSE record.state_at END, ' ',
+                   CASE record.state WHEN {{RUNNING}} THEN '{{RUNNING_NAME}}' WHEN {{RELEASED}} THEN '{{RELEASED_NAME}}' ELSE '{{UNKNOWN_NAME}}' END, chr(10)),
                    {{HISTORY_BYTES_MAX}}) END,
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
@@ -153,7 +153,7 @@ BEGIN
            SET state_at = v_now + record.lease,
                watch_at = CASE WHEN record.watch_at IS NOT NULL THEN v_now + record.lease + record.grace END
           FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
-         WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine) AND record.state = 0
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine) AND record.state = {{RUNNING}}
            AND record.attempt = asked.attempt AND record.fingerprint = asked.fingerprint
            AND record.state_at <> v_now + record.lease;
     END IF;
@@ -165,7 +165,7 @@ BEGIN
 
     -- The new and the repeated grants, and the other records as they are.
     RETURN QUERY
-    SELECT CASE WHEN record.attempt = asked.attempt AND record.state = 0 AND record.fingerprint = asked.fingerprint
+    SELECT CASE WHEN record.attempt = asked.attempt AND record.state = {{RUNNING}} AND record.fingerprint = asked.fingerprint
                      AND (record.claimed_at = v_now OR record.id = ANY (v_mine)) THEN 0 ELSE 1 END::smallint,
            v_now, record.fence, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
@@ -174,7 +174,7 @@ BEGIN
                  record.code, record.detail], record.head, record.body
       FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
       JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
-     WHERE (record.attempt = asked.attempt AND record.state = 0 AND record.fingerprint = asked.fingerprint
+     WHERE (record.attempt = asked.attempt AND record.state = {{RUNNING}} AND record.fingerprint = asked.fingerprint
             AND (record.claimed_at = v_now OR record.id = ANY (v_mine)))
         OR NOT onetake_free_2(record.attempt, record.fingerprint, record.state, record.state_at, record.grace,
                record.on_unknown, record.expires_at, asked.attempt, asked.fingerprint, v_now, in_touch);

@@ -15,6 +15,7 @@ use tokio_postgres::types::Type;
 
 use super::PostgresStore;
 use super::batch::LOCK_TIMEOUT;
+use super::codes::running;
 use super::rows::{get, timestamp};
 use super::sql::clock;
 use super::statement_error::{Effect, StatementError};
@@ -33,12 +34,15 @@ const WINDOW: i64 = 300_000_000;
 /// `part` the planner would read all records.
 macro_rules! put_under_watch {
     () => {
-        "long AS MATERIALIZED (
+        concat!(
+            "long AS MATERIALIZED (
            SELECT record.id, record.claimed_at
              FROM clock, onetake_records AS record
             WHERE record.claimed_at >= (SELECT oldest FROM part)
               AND record.claimed_at <= (SELECT newest FROM part)
-              AND record.state = 0 AND record.watch_at IS NULL
+              AND record.state = ",
+            running!(),
+            " AND record.watch_at IS NULL
               AND (record.claimed_at + $4::bigint <= clock.now OR record.state_at + record.grace <= clock.now)
          ),
          picked AS MATERIALIZED (
@@ -47,12 +51,15 @@ macro_rules! put_under_watch {
          ),
          watched AS (
            UPDATE onetake_records AS record SET watch_at = record.state_at + record.grace
-             FROM picked WHERE record.id = picked.id AND record.state = 0
+             FROM picked WHERE record.id = picked.id AND record.state = ",
+            running!(),
+            "
          ),
          missed AS (
            SELECT min(long.claimed_at) AS oldest FROM long
             WHERE NOT EXISTS (SELECT FROM picked WHERE picked.id = long.id)
          )"
+        )
     };
 }
 

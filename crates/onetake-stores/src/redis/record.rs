@@ -14,6 +14,8 @@ use onetake_core::{
 };
 use redis::Value;
 
+use crate::state_names;
+
 /// A script's answer.
 #[derive(Debug)]
 pub(super) struct ScriptReply {
@@ -69,13 +71,8 @@ impl ScriptReply {
             ttl: self.duration("ttl")?,
             lease: self.duration("lease")?,
             grace: self.duration("grace")?,
-            on_unknown: match self.bytes("on_unknown")?.as_ref() {
-                b"fail" => OnUnknown::Fail,
-                b"reconcile" => OnUnknown::Reconcile,
-                b"retry" => OnUnknown::Retry,
-                b"rollback" => OnUnknown::Rollback,
-                _ => return Err(DecodeError::new("on_unknown")),
-            },
+            on_unknown: read_on_unknown(&self.bytes("on_unknown")?)
+                .ok_or(DecodeError::new("on_unknown"))?,
         };
         let created_at = self.number("created").map(Timestamp::from_micros)?;
         let origin =
@@ -119,10 +116,11 @@ fn state(
     outcome: Bytes,
 ) -> Result<State, DecodeError> {
     let mut from = Reader(outcome);
+    let word = std::str::from_utf8(word).map_err(|_| DecodeError::new("state"))?;
     let state = match word {
-        b"running" => State::Running { lease_until: at },
-        b"released" => State::Released { at },
-        b"completed" => {
+        state_names::RUNNING => State::Running { lease_until: at },
+        state_names::RELEASED => State::Released { at },
+        state_names::COMPLETED => {
             let head = from.slice("head")?;
             let body = match from.u8("body flag")? {
                 0 => None,
@@ -130,11 +128,11 @@ fn state(
             };
             State::Completed { at, recording: Recording { head, body } }
         }
-        b"failed" => {
+        state_names::FAILED => {
             let failure = Failure { code: from.text("code")?, detail: from.text("detail")? };
             State::Failed { at, failure }
         }
-        b"unknown" => State::Unknown { at, cause: from.cause("cause")?, ask_at },
+        state_names::UNKNOWN => State::Unknown { at, cause: from.cause("cause")?, ask_at },
         _ => return Err(DecodeError::new("state")),
     };
     from.end()?;
@@ -146,6 +144,12 @@ pub(super) fn fingerprint(fingerprint: &Fingerprint) -> Bytes {
     out.put_u8(fingerprint.scheme());
     out.put_slice(fingerprint.digest());
     out.freeze()
+}
+
+fn read_on_unknown(word: &[u8]) -> Option<OnUnknown> {
+    [OnUnknown::Fail, OnUnknown::Reconcile, OnUnknown::Retry, OnUnknown::Rollback]
+        .into_iter()
+        .find(|rule| on_unknown(*rule).as_bytes() == word)
 }
 
 pub(super) fn on_unknown(on_unknown: OnUnknown) -> &'static str {

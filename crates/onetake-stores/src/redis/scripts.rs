@@ -22,7 +22,11 @@ use onetake_core::clock::micros;
 use onetake_core::origin::HISTORY_BYTES_MAX;
 use onetake_core::record::KEPT_AFTER_SETTLING;
 use onetake_core::store::{Due, FOUND_MAX};
-use onetake_core::{Cause, Claim, RecordId, Reference, Settlement, Shift, Transition, hex};
+use onetake_core::{
+    Cause, Claim, OnUnknown, RecordId, Reference, Settlement, Shift, Transition, hex,
+};
+
+use crate::state_names;
 
 use super::command::RedisCommand;
 use super::record;
@@ -44,11 +48,31 @@ fn constants() -> String {
     let lease_ended: String =
         record::cause(&Cause::LeaseEnded).iter().map(|byte| format!("\\{byte:03}")).collect();
     let kept = micros(KEPT_AFTER_SETTLING);
+    let words = [
+        ("RUNNING", state_names::RUNNING),
+        ("RELEASED", state_names::RELEASED),
+        ("UNKNOWN", state_names::UNKNOWN),
+        ("RECONCILE", record::on_unknown(OnUnknown::Reconcile)),
+        ("RETRY", record::on_unknown(OnUnknown::Retry)),
+        ("ROLLBACK", record::on_unknown(OnUnknown::Rollback)),
+        ("RENEW", RENEW),
+        ("EXPIRE_LEASE", EXPIRE_LEASE),
+        ("POSTPONE_RECONCILE", POSTPONE_RECONCILE),
+        ("FORGET", FORGET),
+    ];
+    let words: String =
+        words.iter().map(|(name, word)| format!("local {name} = '{word}'\n")).collect();
     format!(
         "local MAX = {LUA_MAX}\nlocal KEPT_AFTER_SETTLING = {kept}\nlocal LEASE_ENDED = '{lease_ended}'\n\
-         local HISTORY_BYTES_MAX = {HISTORY_BYTES_MAX}\nlocal FOUND_MAX = {FOUND_MAX}\n"
+         local HISTORY_BYTES_MAX = {HISTORY_BYTES_MAX}\nlocal FOUND_MAX = {FOUND_MAX}\n{words}"
     )
 }
+
+// The verbs of settlements that lead to no state of their own. The others are the names of states.
+const RENEW: &str = "renew";
+const EXPIRE_LEASE: &str = "abandon";
+const POSTPONE_RECONCILE: &str = "defer";
+const FORGET: &str = "forget";
 
 /// The number of shards.
 const SHARDS: u16 = 256;
@@ -115,14 +139,18 @@ impl Scripts {
     pub(super) fn settle(&self, settlement: &Settlement) -> (RedisCommand, Bytes) {
         let keys = self.keys(settlement.id);
         let (transition, outcome) = match &settlement.transition {
-            Transition::Renew => ("renew", Bytes::new()),
-            Transition::ExpireLease => ("abandon", Bytes::new()),
-            Transition::PostponeReconcile(hold) => ("defer", number(micros(*hold)).into()),
-            Transition::Forget => ("forget", Bytes::new()),
-            Transition::Release => ("released", Bytes::new()),
-            Transition::Complete(recording) => ("completed", record::recording(recording)),
-            Transition::Fail(failure) => ("failed", record::failure(&failure.clipped())),
-            Transition::Unknown(cause) => ("unknown", record::cause(&cause.clipped())),
+            Transition::Renew => (RENEW, Bytes::new()),
+            Transition::ExpireLease => (EXPIRE_LEASE, Bytes::new()),
+            Transition::PostponeReconcile(hold) => {
+                (POSTPONE_RECONCILE, number(micros(*hold)).into())
+            }
+            Transition::Forget => (FORGET, Bytes::new()),
+            Transition::Release => (state_names::RELEASED, Bytes::new()),
+            Transition::Complete(recording) => {
+                (state_names::COMPLETED, record::recording(recording))
+            }
+            Transition::Fail(failure) => (state_names::FAILED, record::failure(&failure.clipped())),
+            Transition::Unknown(cause) => (state_names::UNKNOWN, record::cause(&cause.clipped())),
         };
         let command = self
             .run(&self.settle, &keys)

@@ -58,8 +58,8 @@ const SCRIPT_CHANGES: [(&str, &str); 5] = [
     ("return ends == nil or ends > now", "return ends == nil or ends >=now"),
     // An attempt that ended is granted again.
     (
-        "if record.state == 'running' then\n      renew",
-        "if record.state ~= 'running' then\n      renew",
+        "if record.state == RUNNING then\n      renew",
+        "if record.state ~= RUNNING then\n      renew",
     ),
     // An unknown record runs again, whatever its terms are.
     ("    free = again\n", "    free = true \n"),

@@ -115,15 +115,7 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1;
     let old = stranger(&url).await;
-    for part in [
-        include_str!("../../src/postgres/schema.sql"),
-        include_str!("../../src/postgres/functions.sql"),
-        include_str!("../../src/postgres/transactions.sql"),
-        include_str!("../../src/postgres/outbox.sql"),
-    ] {
-        let part = part.replace("{{KEPT_AFTER_SETTLING}}", "3600000000");
-        old.batch_execute(&part.replace("{{HISTORY_BYTES_MAX}}", "1024")).await.unwrap();
-    }
+    old.batch_execute(&migrations()[0].sql).await.unwrap();
     let claims: Vec<Claim> = (1..=3).map(claim).collect();
     let by_version_1 = |claim: &Claim| {
         let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();

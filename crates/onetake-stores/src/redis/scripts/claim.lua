@@ -14,18 +14,18 @@ if here and record.fingerprint == fingerprint then
   -- A claim that arrives twice is granted again while its attempt runs. An attempt that ended never
   -- runs again. (If the answer to a claim was lost, the engine renews the attempt.)
   if record.attempt == attempt then
-    if record.state == 'running' then
+    if record.state == RUNNING then
       renew(record, now)
       return {'granted', record.fence}
     end
     return told('found', now, record, record.outcome)
   end
-  local again = record.on_unknown == 'retry' or record.on_unknown == 'rollback'
-  if record.state == 'released' then
+  local again = record.on_unknown == RETRY or record.on_unknown == ROLLBACK
+  if record.state == RELEASED then
     free = true
-  elseif record.state == 'unknown' then
+  elseif record.state == UNKNOWN then
     free = again
-  elseif record.state == 'running' and abandoned(record, now, back_for, counts_until) then
+  elseif record.state == RUNNING and abandoned(record, now, back_for, counts_until) then
     if again then
       free = true
     else
@@ -50,7 +50,7 @@ end
 -- A key that runs again before it expires keeps the time of its first claim, and its attempts.
 local created, history = text(now), ''
 if here then
-  local ended = record.state == 'running' and text(now) or record.at
+  local ended = record.state == RUNNING and text(now) or record.at
   local past = table.concat({record.fence, record.claimed, ended, record.state}, ' ') .. '\n'
   created, history = record.created, string.sub(record.history .. past, -HISTORY_BYTES_MAX)
 end
@@ -61,7 +61,7 @@ redis.call('SET', KEYS[4], text(fence))
 redis.call('HSET', KEYS[1], 'v', '1', 'attempt', attempt, 'fence', text(fence),
   'fingerprint', fingerprint, 'ttl', ttl, 'lease', lease, 'grace', grace, 'on_unknown', on_unknown,
   'created', created, 'origin', origin, 'claimed', text(now), 'history', history,
-  'state', 'running', 'at', text(lease_until), 'outcome', '')
+  'state', RUNNING, 'at', text(lease_until), 'outcome', '')
 redis.call('PERSIST', KEYS[1])
 refer(KEYS[3], id, MAX, now, shift)
 return {'granted', text(fence)}

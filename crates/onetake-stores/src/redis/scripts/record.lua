@@ -45,10 +45,10 @@ local function find(key)
 end
 
 local function expires_at(record)
-  if record.state == 'running' then
+  if record.state == RUNNING then
     return nil
   end
-  if record.state == 'unknown' then
+  if record.state == UNKNOWN then
     return plus(record.at, record.ttl)
   end
   local kept = math.min(tonumber(record.ttl), KEPT_AFTER_SETTLING)
@@ -74,7 +74,7 @@ end
 
 -- True if the record is to be reconciled, from record.ask on.
 local function is_asked_for(record)
-  return record.state == 'unknown' and record.on_unknown == 'reconcile'
+  return record.state == UNKNOWN and record.on_unknown == RECONCILE
 end
 
 -- The score of a record to be reconciled: negative, so below those of all leases. Both share one sorted
@@ -151,10 +151,10 @@ end
 
 -- Ends an attempt whose lease was lost, or that reports an unknown outcome.
 local function lose(record, now, cause, shift)
-  if record.on_unknown == 'rollback' then
-    finish(record, 'released', now, '', shift)
+  if record.on_unknown == ROLLBACK then
+    finish(record, RELEASED, now, '', shift)
   else
-    finish(record, 'unknown', now, cause, shift)
+    finish(record, UNKNOWN, now, cause, shift)
   end
 end
 

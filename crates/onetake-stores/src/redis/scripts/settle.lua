@@ -1,7 +1,7 @@
 -- KEYS: record, leases, reference
 -- ARGV: id, shift, attempt, verb, outcome, back_for, counts_until
--- The verb is renew, abandon, defer or forget, or the state that the settlement leads to. The outcome
--- of a deferral is its duration.
+-- The verb is RENEW, EXPIRE_LEASE, POSTPONE_RECONCILE or FORGET, or the state that the settlement leads
+-- to. The outcome of POSTPONE_RECONCILE is its duration.
 local id, shift, attempt = ARGV[1], ARGV[2], ARGV[3]
 local verb, outcome, back_for, counts_until = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
@@ -21,16 +21,16 @@ end
 if record.attempt ~= attempt then
   return stale()
 end
-local running, unknown = record.state == 'running', record.state == 'unknown'
+local running, unknown = record.state == RUNNING, record.state == UNKNOWN
 
-if verb == 'renew' then
+if verb == RENEW then
   if not running then
     return stale()
   end
   renew(record, now)
   return done()
 end
-if verb == 'abandon' then
+if verb == EXPIRE_LEASE then
   -- The reaper read the record earlier. It becomes unknown only if it is still abandoned.
   if not running or not abandoned(record, now, back_for, counts_until) then
     return stale()
@@ -38,7 +38,7 @@ if verb == 'abandon' then
   lose(record, now, LEASE_ENDED, shift)
   return done()
 end
-if verb == 'defer' then
+if verb == POSTPONE_RECONCILE then
   -- If several nodes want to reconcile at once, one of them does.
   if not is_asked_for(record) or tonumber(record.ask) > now then
     return stale()
@@ -50,7 +50,7 @@ if verb == 'defer' then
   redis.call('HSET', KEYS[1], 'ask', record.ask)
   return done()
 end
-if verb == 'forget' then
+if verb == FORGET then
   if running then
     return stale()
   end
@@ -60,14 +60,14 @@ if verb == 'forget' then
   redis.call('ZREM', KEYS[2], id)
   refer(KEYS[3], id, now, now, shift)
   record.ttl, record.created = '0', text(math.min(tonumber(record.created), now))
-  record.state, record.at, record.outcome = 'released', text(now), ''
+  record.state, record.at, record.outcome = RELEASED, text(now), ''
   return done()
 end
-if running and verb == 'unknown' then
+if running and verb == UNKNOWN then
   lose(record, now, outcome, shift)
   return done()
 end
-if running or (unknown and verb ~= 'unknown') then
+if running or (unknown and verb ~= UNKNOWN) then
   finish(record, verb, now, outcome, shift)
   return done()
 end
@@ -75,7 +75,7 @@ end
 if record.state == verb and (unknown or record.outcome == outcome) then
   return done()
 end
-if verb == 'unknown' and record.state == 'released' and record.on_unknown == 'rollback' then
+if verb == UNKNOWN and record.state == RELEASED and record.on_unknown == ROLLBACK then
   return done()
 end
 return stale()

@@ -3,7 +3,7 @@
 -- KEYS: record, leases
 -- ARGV: id, shift
 local record = find(KEYS[1])
-if alive(record, clock(ARGV[2])) and (record.state == 'running' or is_asked_for(record)) then
+if alive(record, clock(ARGV[2])) and (record.state == RUNNING or is_asked_for(record)) then
   return 0
 end
 return redis.call('ZREM', KEYS[2], ARGV[1])

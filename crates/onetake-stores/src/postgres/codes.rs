@@ -1,0 +1,104 @@
+//! The numbers and words by which columns and parameters hold states, rules, verbs and causes.
+//!
+//! The functions in the database get them as placeholders, such as `{{RUNNING}}`: see
+//! [`PLACEHOLDERS`]. They are in tables and in migrations that were released, so none of them may
+//! change.
+
+use onetake_core::OnUnknown;
+
+use crate::state_names;
+
+/// The state of a running record, for statements that are made of literals.
+macro_rules! running {
+    () => {
+        0
+    };
+}
+
+pub(super) use running;
+
+// The column `state`.
+pub(super) const RUNNING: i64 = running!();
+pub(super) const COMPLETED: i64 = 1;
+pub(super) const FAILED: i64 = 2;
+pub(super) const RELEASED: i64 = 3;
+pub(super) const UNKNOWN: i64 = 4;
+
+/// The transitions, as the parameter `verbs` of the function that settles.
+pub(super) mod verb {
+    pub(crate) const RENEW: i16 = 0;
+    pub(crate) const COMPLETE: i16 = 1;
+    pub(crate) const FAIL: i16 = 2;
+    pub(crate) const RELEASE: i16 = 3;
+    pub(crate) const UNKNOWN: i16 = 4;
+    pub(crate) const EXPIRE_LEASE: i16 = 5;
+    pub(crate) const FORGET: i16 = 6;
+    pub(crate) const POSTPONE_RECONCILE: i16 = 7;
+}
+
+// The function that settles writes these verbs as the state that they lead to.
+const _: () = assert!(
+    verb::COMPLETE as i64 == COMPLETED
+        && verb::FAIL as i64 == FAILED
+        && verb::RELEASE as i64 == RELEASED
+        && verb::UNKNOWN as i64 == UNKNOWN
+);
+
+// The causes of unknown outcomes in the column `code`.
+pub(super) const LEASE_ENDED: &str = "lease_ended";
+pub(super) const RESTARTED: &str = "restarted";
+pub(super) const INTERRUPTED: &str = "interrupted";
+pub(super) const TIMED_OUT: &str = "timed_out";
+pub(super) const STATUS: &str = "status";
+pub(super) const REPORTED: &str = "reported";
+
+/// Returns the number of a rule. The rules that run a key again have the highest numbers: the
+/// functions compare with [`OnUnknown::Retry`].
+pub(super) const fn on_unknown(rule: OnUnknown) -> i16 {
+    match rule {
+        OnUnknown::Fail => 0,
+        OnUnknown::Reconcile => 1,
+        OnUnknown::Retry => 2,
+        OnUnknown::Rollback => 3,
+    }
+}
+
+/// Returns the rule of a number, or `None` for a number that onetake did not write.
+pub(super) fn read_on_unknown(number: i64) -> Option<OnUnknown> {
+    [OnUnknown::Fail, OnUnknown::Reconcile, OnUnknown::Retry, OnUnknown::Rollback]
+        .into_iter()
+        .find(|rule| i64::from(on_unknown(*rule)) == number)
+}
+
+/// A value of a placeholder in SQL.
+pub(super) enum Code {
+    Number(i64),
+    Word(&'static str),
+}
+
+/// The placeholders in the files of SQL, and their values.
+pub(super) const PLACEHOLDERS: [(&str, Code); 23] = [
+    ("{{RUNNING}}", Code::Number(RUNNING)),
+    ("{{COMPLETED}}", Code::Number(COMPLETED)),
+    ("{{FAILED}}", Code::Number(FAILED)),
+    ("{{RELEASED}}", Code::Number(RELEASED)),
+    ("{{UNKNOWN}}", Code::Number(UNKNOWN)),
+    ("{{RUNNING_NAME}}", Code::Word(state_names::RUNNING)),
+    ("{{COMPLETED_NAME}}", Code::Word(state_names::COMPLETED)),
+    ("{{FAILED_NAME}}", Code::Word(state_names::FAILED)),
+    ("{{RELEASED_NAME}}", Code::Word(state_names::RELEASED)),
+    ("{{UNKNOWN_NAME}}", Code::Word(state_names::UNKNOWN)),
+    ("{{ON_UNKNOWN_FAIL}}", Code::Number(on_unknown(OnUnknown::Fail) as i64)),
+    ("{{ON_UNKNOWN_RECONCILE}}", Code::Number(on_unknown(OnUnknown::Reconcile) as i64)),
+    ("{{ON_UNKNOWN_RETRY}}", Code::Number(on_unknown(OnUnknown::Retry) as i64)),
+    ("{{ON_UNKNOWN_ROLLBACK}}", Code::Number(on_unknown(OnUnknown::Rollback) as i64)),
+    ("{{VERB_RENEW}}", Code::Number(verb::RENEW as i64)),
+    ("{{VERB_COMPLETE}}", Code::Number(verb::COMPLETE as i64)),
+    ("{{VERB_FAIL}}", Code::Number(verb::FAIL as i64)),
+    ("{{VERB_RELEASE}}", Code::Number(verb::RELEASE as i64)),
+    ("{{VERB_UNKNOWN}}", Code::Number(verb::UNKNOWN as i64)),
+    ("{{VERB_EXPIRE_LEASE}}", Code::Number(verb::EXPIRE_LEASE as i64)),
+    ("{{VERB_FORGET}}", Code::Number(verb::FORGET as i64)),
+    ("{{VERB_POSTPONE_RECONCILE}}", Code::Number(verb::POSTPONE_RECONCILE as i64)),
+    ("{{LEASE_ENDED}}", Code::Word(LEASE_ENDED)),
+];

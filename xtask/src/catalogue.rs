@@ -100,6 +100,18 @@ pub(crate) const PROGRAMS: &[TestProgram] = &[
         "",
     ),
     program(
+        "onetake-bench",
+        "system_calls",
+        "Ceilings of the system calls of a request through the gateway, and of the wake-ups of an idle gateway",
+        "a C compiler",
+    ),
+    program(
+        "onetake-bench",
+        "store_memory",
+        "The memory of the embedded store stays near its bound",
+        "",
+    ),
+    program(
         "onetake-sim",
         "model",
         "The exhaustive model: invariants in every state, wrong decisions, deliberate bugs",

@@ -55,8 +55,9 @@
 //! # Not modelled
 //!
 //! - Audit entries: the engine writes them, and no decision depends on them.
-//! - The grace that restarts after a store outage: stores and engine implement it, around
-//!   [`onetake_core::decide`].
+//! - The grace that restarts after a store outage. [`onetake_core::decide`] decides it by the contact
+//!   of the asking node ([`Contact`](onetake_core::decide::Contact)); the nodes of a model are always
+//!   in contact. The differential test and the conformance suite vary the contact.
 //! - A clock that jumps ahead: it ends leases early, and the design accepts that.
 //! - A record that expired or was forgotten is absent by the store's clock. If that clock goes back
 //!   to before the expiry and no sweep came first, the record is alive again, and the model allows

@@ -1,5 +1,12 @@
-//! The store behind the network of one node, which delays, reorders, repeats and loses calls and
-//! answers.
+//! The store behind the network of one node.
+//!
+//! The network delays, reorders and loses calls and answers. It repeats settlements, because the
+//! engine sends a settlement again if its answer was lost, and the first copy may still be on its
+//! way. It does not repeat claims: neither the engine nor a store's driver sends a claim twice.
+//!
+//! An item that is answered with "unavailable", "busy" or "corrupt" is never applied. These errors
+//! promise that nothing was written. An item that may be applied, now or later, is answered with
+//! "indeterminate".
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,8 +48,9 @@ struct ItemFate {
     told_after: Micros,
 }
 
-/// Applies one item on the server.
-type Apply<T, R> = fn(&World, Actor, T) -> Result<R, StoreError>;
+/// Applies one item on the server. The last argument is the time at which the caller gets the
+/// answer, if it gets the server's answer.
+type Apply<T, R> = fn(&World, Actor, T, Option<Micros>) -> Result<R, StoreError>;
 type Answered<R> = Arc<Mutex<Vec<Result<R, StoreError>>>>;
 
 impl NodeStore {
@@ -80,12 +88,13 @@ impl NodeStore {
             Err(StoreError::new(kind, "the simulated network failed"))
         });
         let answered: Answered<R> = Arc::new(Mutex::new(answers.collect()));
+        let told_at = self.world.now() + told_after;
         for (index, (item, fate)) in batch.into_iter().zip(fates).enumerate() {
             if let Some(after) = fate.repeated_after.filter(|_| can_repeat) {
                 self.apply_after(after, item.clone(), apply, None);
             }
             if let Some(after) = fate.applied_after {
-                let slot = fate.error.is_none().then(|| (Arc::clone(&answered), index));
+                let slot = fate.error.is_none().then(|| (Arc::clone(&answered), index, told_at));
                 self.apply_after(after, item, apply, slot);
             }
         }
@@ -98,7 +107,7 @@ impl NodeStore {
         after: Micros,
         item: T,
         apply: Apply<T, R>,
-        slot: Option<(Answered<R>, usize)>,
+        slot: Option<(Answered<R>, usize, Micros)>,
     ) where
         T: Send + 'static,
         R: Send + 'static,
@@ -115,8 +124,8 @@ impl NodeStore {
                 if is_gone && world.decide("lost at a crash", is_lost) {
                     return;
                 }
-                let answer = apply(&world, actor, item);
-                if let Some((answered, index)) = slot
+                let answer = apply(&world, actor, item, slot.as_ref().map(|slot| slot.2));
+                if let Some((answered, index, _)) = slot
                     && let Some(slot) =
                         answered.lock().unwrap_or_else(PoisonError::into_inner).get_mut(index)
                 {
@@ -272,20 +281,27 @@ impl Store for NodeStore {
     }
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
-        // No store carries out one claim twice.
-        self.write(batch, false, |world, actor, claim| {
+        self.write(batch, false, |world, actor, claim, _| {
             world.backend.claim(&world.history, world.now(), actor, claim)
         })
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        self.write(batch, true, |world, actor, settlement| {
-            world.backend.settle(&world.history, world.now(), actor, settlement)
+        for settlement in &batch {
+            self.world.history.sends(self.world.now(), self.actor(), settlement);
+        }
+        self.write(batch, true, |world, actor, settlement, told_at| {
+            let history = &world.history;
+            let answer = world.backend.settle(history, world.now(), actor, settlement.clone());
+            if let (Some(told_at), Ok(Settled::Done { .. })) = (told_at, &answer) {
+                history.will_tell(told_at, actor, &settlement);
+            }
+            answer
         })
     }
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
-        self.write(ids, false, |world, _, id| Ok(world.backend.load(id)))
+        self.write(ids, false, |world, _, id, _| Ok(world.backend.load(id)))
     }
 
     fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {

@@ -68,6 +68,10 @@ pub(super) struct Facts {
     is_faultless: bool,
     /// The time for which each node renews a lease.
     run_max: Vec<Duration>,
+    /// The most operations that each node may run at once.
+    running_max: Vec<usize>,
+    /// Attempts whose process learns at this time that they are settled.
+    told: BTreeMap<AttemptId, Micros>,
     /// The total by which the store's clock is set back.
     set_back: Micros,
     cache_age_max: Micros,
@@ -140,6 +144,8 @@ impl History {
             patient_until: BTreeMap::new(),
             is_faultless: plan.faults.is_empty() && plan.noise_per_mille == 0,
             run_max: plan.nodes.iter().map(|node| node.run_max).collect(),
+            running_max: plan.nodes.iter().map(|node| node.limits.running_max).collect(),
+            told: BTreeMap::new(),
             set_back: set_back.sum(),
             clocks_agree: plan.is_uniform && !set_clocks,
             cache_age_max: ages.max().map_or(0, onetake_core::clock::micros),

@@ -3,7 +3,7 @@
 use onetake_core::engine::Attempt;
 use onetake_core::{AttemptId, OnUnknown, RecordId, State, Timestamp};
 
-use super::{Facts, History, outcome_text};
+use super::{Actor, Facts, History, outcome_text};
 use crate::simulation::plan::Mode;
 use crate::simulation::timeline::Micros;
 
@@ -168,12 +168,33 @@ impl Facts {
             let what = format!("{id:?} started with fence {fence}, but the store has it {stands}");
             self.violate(at, "S1", what);
         }
+        self.check_running(at, attempt);
         if self.not_rolled_back.contains(&attempt.attempt) {
             let what = format!("{id:?} started although an earlier attempt was not rolled back");
             self.violate(at, "rollback before retry", what);
         }
         if self.runs.iter().any(|run| run.is_of(id, attempt.attempt)) {
             self.violate(at, "S7", format!("{id:?} started twice with fence {fence}"));
+        }
+    }
+
+    /// Checks the number of operations of a process that started and are not settled, with the one
+    /// that starts now.
+    fn check_running(&mut self, at: Micros, attempt: &Attempt) {
+        let owner_if_running = |attempt: &Attempt| {
+            let key = self.keys.get(&attempt.id)?;
+            let record = key.record.as_ref()?;
+            let is_running = record.attempt == attempt.attempt
+                && matches!(record.state, State::Running { .. });
+            key.owners.get(&attempt.attempt).filter(|_| is_running)
+        };
+        let Some(owner @ Actor::Node(node, _)) = owner_if_running(attempt) else { return };
+        let others = self.runs.iter().filter_map(|run| run.attempt.as_ref());
+        let running = 1 + others.filter(|other| owner_if_running(other) == Some(owner)).count();
+        let max = self.running_max.get(*node).copied().unwrap_or(usize::MAX);
+        if running > max {
+            let what = format!("node {node} runs {running} operations, and {max} are allowed");
+            self.violate(at, "S19", what);
         }
     }
 

@@ -53,6 +53,38 @@ impl History {
         facts.written(at, claim.id, after, None, store_now);
     }
 
+    /// Records that a process learns at this time that its attempt is settled for good.
+    pub fn will_tell(&self, told_at: Micros, by: Actor, settlement: &Settlement) {
+        let facts = &mut *self.lock();
+        let Settlement { id, attempt, transition } = settlement;
+        if matches!(
+            transition,
+            Transition::Complete(_) | Transition::Fail(_) | Transition::Release
+        ) && facts.key(*id).owners.get(attempt) == Some(&by)
+        {
+            facts.told.entry(*attempt).or_insert(told_at);
+        }
+    }
+
+    /// Checks a settlement that a process sends. The process knows the answer to its earlier one,
+    /// whatever became of the other items of that batch.
+    pub fn sends(&self, at: Micros, by: Actor, settlement: &Settlement) {
+        let facts = &mut *self.lock();
+        let Settlement { id, attempt, transition } = settlement;
+        let is_final = matches!(
+            transition,
+            Transition::Complete(_)
+                | Transition::Fail(_)
+                | Transition::Release
+                | Transition::Unknown(_)
+        );
+        let is_own = facts.key(*id).owners.get(attempt) == Some(&by);
+        if is_final && is_own && facts.told.get(attempt).is_some_and(|told_at| *told_at < at) {
+            let what = format!("{by:?} settles {id:?} again, although the store said it is done");
+            facts.violate(at, "S21", what);
+        }
+    }
+
     /// Records and checks a decision about a settlement.
     pub fn settled(
         &self,

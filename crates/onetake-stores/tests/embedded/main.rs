@@ -3,7 +3,11 @@
 
 mod conformance;
 mod deliberate_bugs;
+mod durability;
 #[cfg(feature = "sealed")]
 mod encryption;
 mod failed_commit;
 mod folder;
+mod reopened;
+mod space;
+mod store_folder;

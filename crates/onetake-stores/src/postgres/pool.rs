@@ -1,5 +1,20 @@
 //! The engine's own connections. A connection is held for one statement, never while an operation
 //! runs or a caller waits.
+//!
+//! This pool is our own, and not `deadpool-postgres`, `bb8-postgres` or the pool of sqlx, because a
+//! claim is only as certain as the connection that carried it:
+//!
+//! - A connection whose caller was cancelled, or whose answer did not come in time, is closed. A
+//!   general pool gives it to the next caller, whose statement then waits behind the lost one.
+//! - An error says whether the statement can have had an effect ([`Effect`]). The same error moves
+//!   the circuit breaker, and the breaker's record of contact decides about leases and graces.
+//! - A statement that is too late is left alone and not cancelled: see
+//!   [`query_sized`](PooledConnection::query_sized).
+//! - Each new connection is checked before its first use: durability, schema and encoding.
+//! - All waits use [`Clock`], so tests control them.
+//!
+//! Around a general pool, all of this would still be our code. What such a pool would replace is a
+//! semaphore and a list of idle connections.
 
 use std::fmt;
 use std::future::Future;

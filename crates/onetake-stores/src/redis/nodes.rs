@@ -1,4 +1,11 @@
 //! The servers: one, or the nodes of a cluster and their slots.
+//!
+//! The cluster client is our own; the crate `redis` supplies the connection to one server and its
+//! protocol. The cluster client of that crate sends a whole pipeline again after a redirection of one
+//! command, and after a lost connection. A claim that is carried out twice can grant a key that
+//! nobody runs, and a batch must not fail as a whole because of one of its slots (S21). So the slots
+//! are kept here, and [`connection`](super::connection) decides for each command alone whether it is
+//! sent again: only if it was certainly not executed.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

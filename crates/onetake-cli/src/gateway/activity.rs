@@ -36,6 +36,8 @@ pub(super) struct Activity {
     has_head: AtomicBool,
     /// True if a message of HTTP itself, not of a request, refused what the peer sent.
     is_refused: AtomicBool,
+    /// True once this side has begun to end the connection.
+    is_ending: AtomicBool,
     /// True once this side has ended the connection and waits for the end of the other side.
     lingers: AtomicBool,
     /// True if no more requests are wanted on this connection.
@@ -71,6 +73,7 @@ impl Activity {
         is_http2, set_http2;
         has_head, set_head;
         is_refused, set_refused;
+        is_ending, set_ending;
         lingers, set_lingers;
         is_leaving, set_leaving;
         is_upgraded, set_upgraded;
@@ -94,7 +97,7 @@ impl Activity {
             || self.is_upgraded()
             || self.is_refused()
             || self.is_leaving()
-            || self.lingers()
+            || self.is_ending()
             || self.has_rest();
         !is_busy && !is_other
     }

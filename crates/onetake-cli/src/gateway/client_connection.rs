@@ -26,6 +26,7 @@ use super::activity::{Activity, Running};
 use super::client_body::ClientBody;
 use super::client_http::{ClientHttp, Protocols};
 use super::client_stream::ClientStream;
+use super::client_upgrade::PendingUpgrade;
 use super::early_hints;
 use super::edge::{ConnectionPermit, TwoLengths};
 use super::phase::Phase;
@@ -127,8 +128,10 @@ impl<E: Answer> ClientConnection<E> {
     ) {
         let (place, answers) = (Arc::clone(&self.place), self.edge.answers());
         let stream = ClientStream::new(stream, Arc::clone(&activity), place, answers);
+        let upgrade = PendingUpgrade::default();
         let service = service_fn(|mut request: Request<Incoming>| {
             let running = Running::new(&activity, &self.clock);
+            upgrade.offer(&mut request);
             if activity.has_two_lengths() {
                 request.extensions_mut().insert(TwoLengths);
             }
@@ -148,7 +151,7 @@ impl<E: Answer> ClientConnection<E> {
                 Ok::<_, Infallible>(response.map(|body| running.respond(body)))
             }
         });
-        let mut http = ClientHttp::new(protocols, &activity, stream, service);
+        let mut http = ClientHttp::new(protocols, &activity, &upgrade, stream, service);
         let mut stopped = pin!(self.stop.cancelled());
         // The connection is polled at every event. The stop signal is shared by all connections, so
         // it is asked only if it was never asked, or is set.
@@ -241,6 +244,7 @@ impl<'a> Watch<'a> {
             head_since: None,
             stopping_since: None,
             closing_since: None,
+            ending_since: None,
             lingers_since: None,
             discarded_at: None,
         };
@@ -301,15 +305,18 @@ impl<'a> Watch<'a> {
     /// Notes what can bring the next timeout nearer. Returns true if there is anything new.
     fn note_changes(&mut self) -> bool {
         let has_head = self.activity.has_head();
+        let is_ending = self.activity.is_ending();
         let lingers = self.activity.lingers();
         let is_blocked = self.activity.is_blocked();
         let is_new = has_head != self.known.head_since.is_some()
             || is_blocked != self.known.blocked_since.is_some()
+            || is_ending != self.known.ending_since.is_some()
             || lingers != self.known.lingers_since.is_some();
         if is_new {
             let now = self.clock.monotonic();
             self.known.blocked_since = is_blocked.then(|| self.known.blocked_since.unwrap_or(now));
             self.known.head_since = has_head.then(|| self.known.head_since.unwrap_or(now));
+            self.known.ending_since = is_ending.then(|| self.known.ending_since.unwrap_or(now));
             if lingers && self.known.lingers_since.is_none() {
                 self.known.lingers_since = Some(now);
                 self.known.discarded_at = self.activity.is_refused().then_some(now);

@@ -20,6 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::activity::Activity;
 use super::client_stream::ClientStream;
+use super::client_upgrade::PendingUpgrade;
 use crate::config::Limits;
 
 /// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream.
@@ -68,14 +69,17 @@ impl Protocols {
 pub(super) struct ClientHttp<'a, S, V: HttpService<Incoming>> {
     protocols: &'a Protocols,
     activity: &'a Activity,
+    upgrade: &'a PendingUpgrade,
     state: State<S, V>,
+    /// True if hyper has left the end of the stream to this side.
+    has_left_end: bool,
 }
 
 /// hyper's parts are boxed, so that the future of an idle connection is small.
 enum State<S, V: HttpService<Incoming>> {
     /// Nothing has arrived yet.
     New(ClientStream<S>, V),
-    Http1(Box<http1::UpgradeableConnection<TokioIo<ClientStream<S>>, V>>),
+    Http1(Box<http1::Connection<TokioIo<ClientStream<S>>, V>>),
     Http2(Pin<Box<http2::Connection<TokioIo<ClientStream<S>>, V, TokioExecutor>>>),
     /// An HTTP/1.1 connection that waits for its next request.
     Parked(ClientStream<S>, V),
@@ -94,10 +98,12 @@ where
     pub(super) fn new(
         protocols: &'a Protocols,
         activity: &'a Activity,
+        upgrade: &'a PendingUpgrade,
         stream: ClientStream<S>,
         service: V,
     ) -> Self {
-        Self { protocols, activity, state: State::New(stream, service) }
+        let state = State::New(stream, service);
+        Self { protocols, activity, upgrade, state, has_left_end: false }
     }
 
     /// Serves requests until the connection ends.
@@ -109,7 +115,16 @@ where
                     self.wake();
                 }
                 State::Http1(connection) => {
-                    return Pin::new(&mut **connection).poll(cx).map_err(Into::into);
+                    let ended = ready!(Pin::new(&mut **connection).poll(cx));
+                    if !self.leaves_end(&ended) {
+                        return Poll::Ready(ended.map_err(Into::into));
+                    }
+                    if self.activity.is_upgraded() {
+                        self.hand_over();
+                        return Poll::Ready(Ok(()));
+                    }
+                    // Polled again, hyper flushes and ends the stream.
+                    self.has_left_end = true;
                 }
                 State::Http2(connection) => {
                     return connection.as_mut().poll(cx).map_err(Into::into);
@@ -122,9 +137,26 @@ where
         }
     }
 
+    /// True if hyper is done with the connection in order, and has not begun to end the stream. It
+    /// leaves that to others if any request had an `Upgrade` header. It does not even flush.
+    fn leaves_end(&self, ended: &hyper::Result<()>) -> bool {
+        let is_in_order = ended.as_ref().map_or_else(hyper::Error::is_parse, |()| true);
+        is_in_order && !self.activity.is_ending() && !self.has_left_end
+    }
+
+    /// Gives the stream to the WebSocket.
+    fn hand_over(&mut self) {
+        if let State::Http1(connection) = mem::replace(&mut self.state, State::Ended) {
+            let parts = connection.into_parts();
+            let mut stream = parts.io.into_inner();
+            stream.put_back(parts.read_buf);
+            self.upgrade.fulfil(Box::new(stream));
+        }
+    }
+
     /// Gives the stream to hyper, because something has arrived.
     fn wake(&mut self) {
-        let Self { protocols, activity, state } = self;
+        let Self { protocols, activity, state, .. } = self;
         *state = match mem::replace(state, State::Ended) {
             State::New(stream, service) if activity.is_http2() => {
                 let connection = protocols.http2.serve_connection(TokioIo::new(stream), service);
@@ -133,7 +165,7 @@ where
             State::New(stream, service) | State::Parked(stream, service) => {
                 let connection = protocols.http1.serve_connection(TokioIo::new(stream), service);
                 activity.set_parked(false);
-                State::Http1(Box::new(connection.with_upgrades()))
+                State::Http1(Box::new(connection))
             }
             other => other,
         };
@@ -143,17 +175,15 @@ where
     /// parked](Activity::can_park), so hyper has noticed that its last message is complete.
     pub(super) fn park(&mut self) {
         self.state = match mem::replace(&mut self.state, State::Ended) {
-            State::Http1(connection) => match connection.into_parts() {
-                Some(parts) => {
-                    let mut stream = parts.io.into_inner();
-                    let has_rest = !parts.read_buf.is_empty();
-                    self.activity.set_parked(true);
-                    self.activity.set_rest(has_rest);
-                    stream.put_back(parts.read_buf);
-                    State::Parked(stream, parts.service)
-                }
-                None => State::Ended,
-            },
+            State::Http1(connection) => {
+                let parts = connection.into_parts();
+                let mut stream = parts.io.into_inner();
+                let has_rest = !parts.read_buf.is_empty();
+                self.activity.set_parked(true);
+                self.activity.set_rest(has_rest);
+                stream.put_back(parts.read_buf);
+                State::Parked(stream, parts.service)
+            }
             other => other,
         };
     }

@@ -11,7 +11,7 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -105,7 +105,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
                 return Poll::Ready(Ok(()));
             }
             self.arrived(read.filled());
-            self.scan(read.filled());
             self.early = match self.early.is_empty() {
                 true => Bytes::copy_from_slice(read.filled()),
                 false => [&self.early, read.filled()].concat().into(),
@@ -115,11 +114,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
 
     /// Takes bytes back that HTTP has read and has no use for.
     pub(super) fn put_back(&mut self, unused: Bytes) {
-        // Even if it is empty, it would keep hyper's whole read buffer.
-        self.early = Bytes::copy_from_slice(&unused);
+        self.early = match self.early.is_empty() {
+            // Even if it is empty, it would keep hyper's whole read buffer.
+            true => Bytes::copy_from_slice(&unused),
+            false => [unused, mem::take(&mut self.early)].concat().into(),
+        };
     }
 
-    /// Notes bytes that have arrived.
+    /// Notes bytes that have arrived, and looks for requests that two servers could read
+    /// differently.
     fn arrived(&mut self, bytes: &[u8]) {
         self.activity.add_moved(bytes.len());
         if let Some(seen) = self.preface {
@@ -131,23 +134,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             self.activity.set_http2(is_http2);
             // A part of the preface may also be a part of a head.
             self.activity.set_head(!is_http2);
+            self.scan(bytes);
             return;
         }
-        let is_head =
-            !self.activity.is_http2() && !self.activity.is_running() && !self.activity.is_sending();
-        if is_head {
+        let may_be_head = self.scan(bytes)
+            && !self.activity.is_http2()
+            && !self.activity.is_running()
+            && !self.activity.is_sending();
+        if may_be_head {
             self.activity.set_head(true);
         }
     }
 
-    /// Looks for requests that two servers could read differently.
-    fn scan(&mut self, bytes: &[u8]) {
+    /// Looks for requests that two servers could read differently. Returns true if these bytes may
+    /// contain a part of a head. Those of a body arrive after a response that came early.
+    fn scan(&mut self, bytes: &[u8]) -> bool {
         if self.activity.is_http2() || self.activity.is_upgraded() {
-            return;
+            return true;
         }
+        let (is_in_body, heads) = (self.scanner.is_in_body(), self.scanner.heads());
         if let Some(request) = self.scanner.scan(bytes) {
             self.activity.set_two_lengths(request);
         }
+        !is_in_body || self.scanner.heads() > heads
     }
 
     /// Returns the refusal to write in place of these bytes, if they are one of hyper itself. That
@@ -253,7 +262,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for ClientStream<S> {
         let arrived = buffer.filled().get(before..).unwrap_or_default();
         if !arrived.is_empty() {
             self.arrived(arrived);
-            self.scan(arrived);
         }
         Poll::Ready(Ok(()))
     }
@@ -308,6 +316,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // From here on the stream must not go to another part of HTTP.
+        self.activity.set_ending(true);
         if !self.has_ended {
             ready!(self.poll_own(cx))?;
             ready!(Pin::new(&mut self.inner).poll_shutdown(cx))?;

@@ -109,6 +109,16 @@ impl HeadScanner {
         None
     }
 
+    /// Number of heads that have begun.
+    pub(super) fn heads(&self) -> u64 {
+        self.heads
+    }
+
+    /// True if the next byte belongs to a body.
+    pub(super) fn is_in_body(&self) -> bool {
+        matches!(self.state, State::Body(_) | State::Chunk(_))
+    }
+
     /// Reads a byte of a head.
     fn step(&mut self, byte: u8) {
         self.state = match self.state {

@@ -14,6 +14,7 @@ mod client_connection;
 mod client_http;
 mod client_ip;
 mod client_stream;
+mod client_upgrade;
 mod cores;
 mod cors;
 mod descriptors;

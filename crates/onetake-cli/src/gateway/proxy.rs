@@ -29,6 +29,7 @@ use onetake_http::{
     RequestBody, UpstreamFailure,
 };
 
+use super::client_upgrade::ClientUpgrade;
 use super::early_hints::HintSender;
 use super::edge::{ConnectionPermit, Routed};
 use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
@@ -234,14 +235,14 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
 /// allowed: after one to `h2c`, requests would pass through unchecked.
-fn websocket<B>(request: &mut Request<B>) -> Option<OnUpgrade> {
+fn websocket<B>(request: &mut Request<B>) -> Option<ClientUpgrade> {
     let headers = request.headers();
     let wanted = has_word(headers, UPGRADE, "websocket")
         && has_word(headers, CONNECTION, "upgrade")
         && headers.contains_key(SEC_WEBSOCKET_KEY)
         && request.method() == Method::GET
         && request.version() == Version::HTTP_11;
-    wanted.then(|| hyper::upgrade::on(request))
+    wanted.then(|| request.extensions_mut().remove())?
 }
 
 /// True if a list header has this word.
@@ -295,7 +296,7 @@ where
 
 fn received(
     mut response: Response<UpstreamBody>,
-    client: Option<OnUpgrade>,
+    client: Option<ClientUpgrade>,
     accepts_trailers: bool,
     held: (Option<ConnectionPermit>, Permits),
     asked: Asked,
@@ -324,9 +325,9 @@ fn received(
 }
 
 /// Copies bytes in both directions until both sides are done.
-async fn tunnel(client: OnUpgrade, upstream: OnUpgrade) {
-    if let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) {
-        let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
+async fn tunnel(client: ClientUpgrade, upstream: OnUpgrade) {
+    if let (Some(mut client), Ok(upstream)) = tokio::join!(client.stream(), upstream) {
+        let mut upstream = TokioIo::new(upstream);
         let _ended = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
     }
 }

@@ -50,6 +50,9 @@ pub(super) struct Known {
     pub(super) stopping_since: Option<Duration>,
     /// When this side asked for the end of the connection.
     pub(super) closing_since: Option<Duration>,
+    /// When this side began to end the connection. Over TLS, the end waits behind all that the peer
+    /// has not accepted yet.
+    pub(super) ending_since: Option<Duration>,
     /// When this side ended the connection.
     pub(super) lingers_since: Option<Duration>,
     /// When a lingering connection was last seen to discard something, or to be refused.
@@ -126,13 +129,16 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
             None => Step::WaitUntil(check_at),
         };
     }
-    if let Some(since) = known.head_since {
+    if let Some(since) = known.head_since.filter(|_| known.ending_since.is_none()) {
         return cut_at(since + timeouts.head, CutReason::Head);
     }
     if let Some(since) = known.closing_since {
         // The end of the last response may still be on its way.
         let since = since.max(known.moved_at).max(known.answered_at.unwrap_or_default());
         return cut_at(since + CLOSE_MAX, CutReason::Silence);
+    }
+    if let Some(since) = known.ending_since.filter(|_| known.stopping_since.is_none()) {
+        return cut_at(since.max(known.moved_at) + timeouts.send, CutReason::Silence);
     }
     let until = match (known.stopping_since, known.answered_at) {
         (None, answered_at) => answered_at.unwrap_or(known.opened) + timeouts.keep_alive,
@@ -169,6 +175,7 @@ mod tests {
         head_since: None,
         stopping_since: None,
         closing_since: None,
+        ending_since: None,
         lingers_since: None,
         discarded_at: None,
     };
@@ -227,6 +234,18 @@ mod tests {
         assert_eq!(end(closing), (152, Step::Cut(CutReason::Silence)));
         let written = Known { moved_at: secs(158), ..closing };
         assert_eq!(end(written), (160, Step::Cut(CutReason::Silence)), "it still reads");
+    }
+
+    #[test]
+    fn a_peer_that_does_not_accept_the_end_is_cut_off() {
+        let ending = Known { answered_at: Some(secs(150)), ending_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(ending), (210, Step::Cut(CutReason::Silence)));
+        let head = Known { head_since: Some(secs(149)), ..ending };
+        assert_eq!(end(head), (210, Step::Cut(CutReason::Silence)), "it is not waited for");
+        let stopping = Known { stopping_since: Some(secs(160)), ..ending };
+        assert_eq!(end(stopping), (100, Step::Close));
+        let closing = Known { closing_since: Some(secs(160)), ..stopping };
+        assert_eq!(end(closing), (162, Step::Cut(CutReason::Silence)));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! write. A connection that the upstream has closed is noticed before that. The request then goes to
 //! another one.
 
+mod after_response;
 mod body;
 mod census;
 mod http1;

@@ -1,5 +1,7 @@
 //! Tests of idle connections: they are parked, and their clients see no difference.
 
+mod endings;
+
 use std::sync::Mutex;
 
 use http_body_util::{BodyExt, Full};
@@ -70,6 +72,13 @@ struct World {
 impl World {
     fn new() -> Self {
         let (client, stream) = duplex(64 << 10);
+        Self::over(client, stream)
+    }
+
+    fn over(
+        client: DuplexStream,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    ) -> Self {
         let (clock, activity, stop) =
             (ManualClock::default(), Arc::<Activity>::default(), CancellationToken::new());
         let (echo, phase) = (Arc::<Echo>::default(), Arc::<Phase>::default());

@@ -7,10 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use futures_util::task::AtomicWaker;
 use http::header::{HeaderMap, HeaderName, TRAILER};
 use http_body::{Body, Frame, SizeHint};
@@ -18,12 +16,9 @@ use hyper::body::Incoming;
 use onetake_core::Clock;
 use onetake_http::BoxError;
 
+use super::after_response::AfterResponse;
 use super::http1::Http1Body;
 use super::http2::StreamPlace;
-
-/// The time for which a request may go on after its response has ended. Servers reset such a
-/// request at once, or read it to its end.
-pub(super) const AFTER_RESPONSE: Duration = Duration::from_secs(10);
 
 const OPEN: u8 = 0;
 const RESPONSE_ENDED: u8 = 1;
@@ -61,8 +56,10 @@ pub(super) struct RequestStream<B> {
     trailer_names: Vec<HeaderName>,
     response: Arc<ResponseState>,
     clock: Arc<dyn Clock>,
-    /// The end of [`AFTER_RESPONSE`].
-    over: Option<BoxFuture<'static, ()>>,
+    /// Number of bytes of the body so far.
+    moved: u64,
+    /// `None` until the response has ended.
+    after_response: Option<Box<AfterResponse>>,
 }
 
 impl<B> RequestStream<B> {
@@ -74,7 +71,8 @@ impl<B> RequestStream<B> {
         let trailer_names = names.filter_map(|name| name.trim().parse().ok()).collect();
         let response = Arc::<ResponseState>::default();
         let cancel = CancelOnDrop(Arc::clone(&response));
-        (Self { body, trailer_names, response, clock, over: None }, cancel)
+        let (moved, after_response) = (0, None);
+        (Self { body, trailer_names, response, clock, moved, after_response }, cancel)
     }
 
     pub(super) fn into_inner(self) -> B {
@@ -85,8 +83,9 @@ impl<B> RequestStream<B> {
         match self.response.state.load(Ordering::Acquire) {
             OPEN => false,
             RESPONSE_ENDED => {
-                let sleep = || self.clock.sleep(AFTER_RESPONSE);
-                self.over.get_or_insert_with(sleep).as_mut().poll(cx).is_ready()
+                let begin = || Box::new(AfterResponse::begin(&self.clock, self.moved));
+                let after_response = self.after_response.get_or_insert_with(begin);
+                after_response.poll_over(cx, self.moved).is_ready()
             }
             _ => true,
         }
@@ -114,7 +113,10 @@ where
         };
         let frame = match frame.map_err(Into::into).map(Frame::into_trailers) {
             Err(error) => Err(error),
-            Ok(Err(data)) => Ok(data),
+            Ok(Err(data)) => {
+                this.moved += data.data_ref().map_or(0, |data| data.len() as u64);
+                Ok(data)
+            }
             Ok(Ok(mut trailers)) => {
                 let names: Vec<_> = trailers.keys().cloned().collect();
                 for name in names.iter().filter(|name| !this.trailer_names.contains(name)) {

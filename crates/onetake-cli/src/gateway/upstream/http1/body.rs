@@ -7,14 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
 use onetake_core::Clock;
 use onetake_http::BoxError;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::PollSender;
 
-use super::super::body::AFTER_RESPONSE;
+use super::super::after_response::AfterResponse;
 use super::chunked::{Chunked, Piece};
 use super::request::Upload;
 use super::response::Framing;
@@ -125,7 +124,7 @@ impl BodyStream {
             Framing::UntilClose => Decoder::UntilClose,
         };
         let connection = Some(connection);
-        Self { connection, decoder, home, has_ended: false }
+        Self { connection, decoder, home, has_ended: framing == Framing::Length(0) }
     }
 
     fn give_back(&mut self) {
@@ -219,8 +218,8 @@ impl BodyStream {
     }
 }
 
-/// Reads a body and writes the rest of its request, until both are complete, the client has left,
-/// or the request goes on for too long after its response.
+/// Reads a body and writes the rest of its request, until both are complete, the client has left
+/// before the end of the response, or the request goes on for too long after its response.
 async fn read_beside_upload<B>(
     mut stream: BodyStream,
     mut upload: Upload<B>,
@@ -230,7 +229,7 @@ async fn read_beside_upload<B>(
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
     let (mut is_uploading, mut is_written) = (true, false);
-    let mut over: Option<BoxFuture<'static, ()>> = None;
+    let mut after_response: Option<AfterResponse> = None;
     let is_complete = poll_fn(|cx| {
         if is_uploading
             && let Some(connection) = &mut stream.connection
@@ -251,7 +250,10 @@ async fn read_beside_upload<B>(
                     frames.abort_send();
                     return Poll::Pending;
                 }
-                Poll::Ready(None) => {}
+                // The place would keep the channel open.
+                Poll::Ready(None) => {
+                    frames.abort_send();
+                }
                 Poll::Ready(Some(frame)) => {
                     let is_broken = frame.is_err();
                     let sent = frames.send_item(frame.map_err(BoxError::from));
@@ -266,8 +268,10 @@ async fn read_beside_upload<B>(
         if !is_uploading {
             return Poll::Ready(true);
         }
-        let over = over.get_or_insert_with(|| clock.sleep(AFTER_RESPONSE));
-        over.as_mut().poll(cx).map(|()| false)
+        let moved = upload.moved();
+        let after_response =
+            after_response.get_or_insert_with(|| AfterResponse::begin(&clock, moved));
+        after_response.poll_over(cx, moved).map(|()| false)
     });
     if is_complete.await && is_written {
         stream.give_back();
@@ -295,7 +299,8 @@ impl Body for Http1Body {
         match &self.0 {
             Source::Whole(data) => data.is_none(),
             Source::Stream(stream) => stream.has_ended,
-            Source::Task { .. } => false,
+            // hyper does not poll such a body, and some statuses have a length without a body.
+            Source::Task { size, .. } => size.exact() == Some(0),
         }
     }
 

@@ -52,6 +52,8 @@ pub(super) struct Upload<B> {
     body: Option<B>,
     framing: RequestFraming,
     is_flushed: bool,
+    /// Number of bytes that the upstream's connection has taken.
+    moved: u64,
 }
 
 impl<B> Upload<B>
@@ -69,12 +71,18 @@ where
         bytes.clear();
         encode(&parts, &mut bytes);
         let body = Some(body).filter(|_| framing != RequestFraming::Length(0));
-        Ok(Self { bytes, written: 0, large: Bytes::new(), body, framing, is_flushed: false })
+        let (large, is_flushed) = (Bytes::new(), false);
+        Ok(Self { bytes, written: 0, large, body, framing, is_flushed, moved: 0 })
     }
 
     /// True if everything is written.
     pub(super) fn is_done(&self) -> bool {
         self.body.is_none() && self.is_flushed
+    }
+
+    /// Number of bytes that the upstream's connection has taken.
+    pub(super) fn moved(&self) -> u64 {
+        self.moved
     }
 
     /// Returns the memory for the next request.
@@ -127,6 +135,7 @@ where
             return Poll::Ready(Err(UploadError::Write));
         }
         self.is_flushed = false;
+        self.moved += count as u64;
         let of_bytes = count.min(bytes.len());
         self.written += of_bytes;
         count -= of_bytes;

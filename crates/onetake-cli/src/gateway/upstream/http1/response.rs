@@ -89,7 +89,12 @@ impl Heads {
         }
         let is_empty = self.is_head_request
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let no_length = || malformed("its Content-Length is not one number");
         let framing = if is_empty {
+            // Clients read this length, although no body follows.
+            if has_length && length.is_none() {
+                return Err(no_length());
+            }
             Framing::Length(0)
         } else if has_coding {
             if version == Version::HTTP_10 || !is_chunked(response.headers()) {
@@ -99,15 +104,18 @@ impl Heads {
             response.headers_mut().remove(CONTENT_LENGTH);
             Framing::Chunked
         } else if has_length {
-            Framing::Length(length.ok_or_else(|| malformed("its Content-Length is not a number"))?)
+            Framing::Length(length.ok_or_else(no_length)?)
         } else {
             Framing::UntilClose
         };
-        // A server that sends both may have meant either. A 204 has no body, but a server that
-        // announces one may send it.
-        let announces_body = has_coding || length.is_some_and(|length| length > 0);
-        let is_ambiguous =
-            (has_coding && has_length) || (status == StatusCode::NO_CONTENT && announces_body);
+        // A server that sends both may have meant either. These statuses have no body, but a server
+        // that announces one may send it. The length of a 304 is that of another response.
+        let announces_body = match status {
+            StatusCode::NO_CONTENT => has_coding || length.is_some_and(|length| length > 0),
+            StatusCode::NOT_MODIFIED => has_coding,
+            _ => false,
+        };
+        let is_ambiguous = (has_coding && has_length) || announces_body;
         let is_kept_alive = !is_ambiguous && keeps_alive(response.headers(), version);
         Ok(Head { response, framing, is_kept_alive })
     }

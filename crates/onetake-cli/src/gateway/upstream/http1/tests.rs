@@ -1,6 +1,8 @@
 //! Tests of whole exchanges, with an upstream of raw bytes.
 
-use super::super::body::AFTER_RESPONSE;
+mod early;
+
+use super::super::after_response::AFTER_RESPONSE;
 use super::*;
 use http::StatusCode;
 use http_body_util::{BodyExt, Full, StreamBody};
@@ -96,6 +98,7 @@ async fn a_response_is_read_as_its_head_says() {
         ("HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\n", 204, "", false),
         ("HTTP/1.1 204 No Content\r\ntransfer-encoding: chunked\r\n\r\n", 204, "", false),
         ("HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n", 304, "", true),
+        ("HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n", 304, "", false),
         (
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
             200,
@@ -180,6 +183,7 @@ async fn a_response_that_is_no_http_is_an_error() {
         "HTTP/1.1 200 OK\r\nspace : x\r\n\r\n",
         "HTTP/1.1 200 OK\r\na: b\r\n folded\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\nhi",
+        "HTTP/1.1 304 Not Modified\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: +2\r\n\r\nhi",
         "HTTP/1.1 200 OK\r\ncontent-length: \r\n\r\nhi",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n",

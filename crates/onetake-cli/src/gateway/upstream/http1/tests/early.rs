@@ -1,0 +1,112 @@
+//! Tests of responses that are complete before their requests.
+
+use super::*;
+use crate::gateway::upstream::after_response::PROGRESS_BYTES_MIN;
+
+/// Longer than a machine stalls. A correct end of a body takes no time.
+const STALL_MAX: Duration = Duration::from_secs(20);
+
+/// A POST of six bytes, and the way of these bytes.
+fn post() -> (
+    tokio::sync::mpsc::Sender<&'static str>,
+    Request<impl Body<Data = Bytes, Error = BoxError> + Unpin>,
+) {
+    let (sender, body) = channel();
+    (sender, Request::post("/").header("content-length", "6").body(body).unwrap())
+}
+
+/// The clock stands still, so no timeout ends the body.
+#[tokio::test]
+async fn the_end_of_an_early_response_does_not_wait_for_the_upload() {
+    let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    for (head, rest, body) in [
+        ("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "", ""),
+        ("HTTP/1.1 204 No Content\r\n\r\n", "", ""),
+        (chunked, "0\r\n\r\n", ""),
+        (chunked, "2\r\nhi\r\n0\r\n\r\n", "hi"),
+        (chunked, "2\r\nhi\r\n0\r\nx-sum: 1\r\n\r\n", "hi"),
+        ("HTTP/1.1 200 OK\r\n\r\n", "hi", "hi"),
+        ("HTTP/1.1 200 OK\r\n\r\n", "", ""),
+    ] {
+        for is_at_once in [true, false] {
+            let mut pair = Pair::with_clock(Arc::new(ManualClock::default())).await;
+            let (_sender, request) = post();
+            let (first, later) = if is_at_once { (rest, "") } else { ("", rest) };
+            pair.upstream.write_all(format!("{head}{first}").as_bytes()).await.unwrap();
+            let response = pair.send(request).await.unwrap();
+            let reading = tokio::spawn(tokio::time::timeout(STALL_MAX, text(response)));
+            pair.upstream.write_all(later.as_bytes()).await.unwrap();
+            if !head.contains("length") && !head.contains("chunked") {
+                pair.upstream.shutdown().await.unwrap();
+            }
+            let read = reading.await.unwrap();
+            let read = read.unwrap_or_else(|_| panic!("no end: {head}{rest} {is_at_once}"));
+            assert_eq!(read.unwrap(), body, "{head}{rest} {is_at_once}");
+        }
+    }
+}
+
+/// hyper drops an empty body without reading it.
+#[tokio::test]
+async fn an_early_response_without_a_body_does_not_end_its_upload() {
+    for head in [
+        "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        "HTTP/1.1 204 No Content\r\n\r\n",
+        "HTTP/1.1 304 Not Modified\r\ncontent-length: 9\r\n\r\n",
+    ] {
+        let mut pair = Pair::with_clock(Arc::new(ManualClock::default())).await;
+        let (sender, request) = post();
+        pair.upstream.write_all(head.as_bytes()).await.unwrap();
+        let response = pair.send(request).await.unwrap();
+        assert!(response.body().is_end_stream(), "{head}");
+        assert_eq!(response.body().size_hint().exact(), Some(0), "{head}");
+        drop(response);
+        for frame in ["ab", "cd", "ef"] {
+            sender.send(frame).await.expect(head);
+            pair.got(frame).await;
+        }
+        while !pair.idle.has_usable() {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+/// A client that leaves before the end of the response ends the exchange.
+#[tokio::test]
+async fn an_early_response_that_is_dropped_ends_its_upload() {
+    let mut pair = Pair::with_clock(Arc::new(ManualClock::default())).await;
+    let (sender, request) = post();
+    pair.upstream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nea").await.unwrap();
+    drop(pair.send(request).await.unwrap());
+    sender.closed().await;
+    assert!(pair.idle.take(0).is_none());
+}
+
+/// The client sends the rest of its request slowly, and the upstream reads it.
+#[tokio::test]
+async fn an_upload_that_makes_progress_goes_on_after_its_response() {
+    let clock = ManualClock::default();
+    let mut pair = Pair::with_clock(Arc::new(clock.clone())).await;
+    let (sender, body) = channel();
+    let request = Request::post("/").body(body).unwrap();
+    pair.upstream.write_all(OK).await.unwrap();
+    drop(pair.send(request).await.unwrap());
+    let piece: &str = "x".repeat(usize::try_from(PROGRESS_BYTES_MIN).unwrap()).leak();
+    // The time begins with the first poll of the task.
+    sender.send("x").await.unwrap();
+    pair.got("x\r\n").await;
+    for _ in 0..6 {
+        sender.send(piece).await.unwrap();
+        pair.got(&format!("{piece}\r\n")).await;
+        clock.advance(AFTER_RESPONSE);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(!sender.is_closed());
+    }
+    // A little is no progress.
+    sender.send("x").await.unwrap();
+    pair.got("x\r\n").await;
+    clock.advance(AFTER_RESPONSE);
+    sender.closed().await;
+}

@@ -1,4 +1,4 @@
-//! `cargo xtask bugs`: 22 deliberate bugs of the engine, one at a time, and the number of seeds
+//! `cargo xtask bugs`: 24 deliberate bugs of the engine, one at a time, and the number of seeds
 //! that the simulation needs to find each.
 //!
 //! Each bug is a change of one place in a copy of the tree. All bugs are built into one program,
@@ -162,6 +162,18 @@ const BUGS: &[Bug] = &[
         file: "onetake-core/src/engine/claim.rs",
         from: "            open.land(Landing::Failed(error.clone()));\n",
         to: "            if BUG {\n                drop(open.flight.take());\n            } else {\n                open.land(Landing::Failed(error.clone()));\n            }\n",
+    },
+    Bug {
+        what: "operations run beyond the limit of a node",
+        file: "onetake-core/src/engine/claim.rs",
+        from: "let permit = Arc::clone(&engine.running).try_acquire_owned()",
+        to: "let running = if BUG { Arc::new(tokio::sync::Semaphore::new(1)) } else { Arc::clone(&engine.running) };\n    let permit = running.try_acquire_owned()",
+    },
+    Bug {
+        what: "one failed settlement of a batch makes the others be sent again",
+        file: "onetake-core/src/engine/batch.rs",
+        from: "        for (reply, answer) in replies.into_iter().zip(answers) {\n",
+        to: "        let has_failed = answers.iter().any(Result::is_err);\n        for (reply, answer) in replies.into_iter().zip(answers) {\n            let answer = if BUG && has_failed {\n                Err(StoreError::new(StoreErrorKind::Indeterminate, \"one item failed\"))\n            } else {\n                answer\n            };\n",
     },
 ];
 

@@ -70,6 +70,8 @@ pub(super) struct Facts {
     run_max: Vec<Duration>,
     /// The most operations that each node may run at once.
     running_max: Vec<usize>,
+    /// Attempts that were running before their last settlement that was done.
+    settled_while_running: BTreeSet<AttemptId>,
     /// Attempts whose process learns at this time that they are settled.
     told: BTreeMap<AttemptId, Micros>,
     /// The total by which the store's clock is set back.
@@ -145,6 +147,7 @@ impl History {
             is_faultless: plan.faults.is_empty() && plan.noise_per_mille == 0,
             run_max: plan.nodes.iter().map(|node| node.run_max).collect(),
             running_max: plan.nodes.iter().map(|node| node.limits.running_max).collect(),
+            settled_while_running: BTreeSet::new(),
             told: BTreeMap::new(),
             set_back: set_back.sum(),
             clocks_agree: plan.is_uniform && !set_clocks,

@@ -184,8 +184,8 @@ impl Facts {
         let owner_if_running = |attempt: &Attempt| {
             let key = self.keys.get(&attempt.id)?;
             let record = key.record.as_ref()?;
-            let is_running = record.attempt == attempt.attempt
-                && matches!(record.state, State::Running { .. });
+            let is_running =
+                record.attempt == attempt.attempt && matches!(record.state, State::Running { .. });
             key.owners.get(&attempt.attempt).filter(|_| is_running)
         };
         let Some(owner @ Actor::Node(node, _)) = owner_if_running(attempt) else { return };

@@ -54,13 +54,15 @@ impl History {
     }
 
     /// Records that a process learns at this time that its attempt is settled for good.
+    ///
+    /// Only attempts that were still running count. An attempt that was unknown can also be settled
+    /// by reconcilers and operators of its process, and they do not know of each other.
     pub fn will_tell(&self, told_at: Micros, by: Actor, settlement: &Settlement) {
         let facts = &mut *self.lock();
         let Settlement { id, attempt, transition } = settlement;
-        if matches!(
-            transition,
-            Transition::Complete(_) | Transition::Fail(_) | Transition::Release
-        ) && facts.key(*id).owners.get(attempt) == Some(&by)
+        if matches!(transition, Transition::Complete(_) | Transition::Fail(_) | Transition::Release)
+            && facts.settled_while_running.contains(attempt)
+            && facts.key(*id).owners.get(attempt) == Some(&by)
         {
             facts.told.entry(*attempt).or_insert(told_at);
         }
@@ -106,6 +108,11 @@ impl History {
         });
         let before = facts.key(settlement.id).record.clone();
         let owns = before.as_ref().is_some_and(|record| record.attempt == settlement.attempt);
+        let was_running =
+            before.as_ref().is_some_and(|record| matches!(record.state, State::Running { .. }));
+        if is_done && owns && was_running {
+            facts.settled_while_running.insert(settlement.attempt);
+        }
         if is_done && !owns {
             let what = format!("{settlement:?} was done although another attempt owns the key");
             facts.violate(at, "S3", what);

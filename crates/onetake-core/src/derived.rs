@@ -79,6 +79,12 @@ impl DerivedKey {
         Self(bytes)
     }
 
+    /// Returns the text of the UUID, in ASCII. It needs no allocation.
+    #[must_use]
+    pub fn to_ascii(&self) -> [u8; 36] {
+        crate::hex::uuid(&self.0)
+    }
+
     /// Returns the bytes of the UUID.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {

@@ -36,8 +36,8 @@ pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     decode(&text.replace('-', ""))
 }
 
-/// Writes sixteen bytes as a UUID, in one piece.
-pub(crate) fn write_uuid(f: &mut std::fmt::Formatter<'_>, bytes: &[u8; 16]) -> std::fmt::Result {
+/// Returns sixteen bytes as the text of a UUID, in ASCII.
+pub(crate) fn uuid(bytes: &[u8; 16]) -> [u8; 36] {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     let digit = |half: u8| DIGITS.get(usize::from(half & 15)).copied().unwrap_or_default();
     let digits = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(*byte)]);
@@ -46,7 +46,12 @@ pub(crate) fn write_uuid(f: &mut std::fmt::Formatter<'_>, bytes: &[u8; 16]) -> s
     for ((_, place), digit) in places.zip(digits) {
         *place = digit;
     }
-    f.write_str(std::str::from_utf8(&text).unwrap_or_default())
+    text
+}
+
+/// Writes sixteen bytes as a UUID, in one piece.
+pub(crate) fn write_uuid(f: &mut std::fmt::Formatter<'_>, bytes: &[u8; 16]) -> std::fmt::Result {
+    f.write_str(std::str::from_utf8(&uuid(bytes)).unwrap_or_default())
 }
 
 #[cfg(test)]

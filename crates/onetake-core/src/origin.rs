@@ -142,8 +142,12 @@ impl Origin {
             end -= 1;
         }
         // A zero byte separates the route from the memo.
-        let route = route.get(..end).unwrap_or_default().replace('\0', " ");
-        Self { tenant, route: route.into(), memo: Memo::default() }
+        let route = route.get(..end).unwrap_or_default();
+        let route = match route.contains('\0') {
+            true => route.replace('\0', " ").into(),
+            false => route.into(),
+        };
+        Self { tenant, route, memo: Memo::default() }
     }
 
     /// Sets the memo for the reconciler.

@@ -134,17 +134,28 @@ impl Reference {
     }
 }
 
-impl fmt::Display for Reference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = [b'-'; 14];
+impl Reference {
+    /// The bytes of the text: twelve characters and two hyphens.
+    const TEXT_BYTES: usize = 14;
+
+    /// Returns the text, in ASCII. It needs no allocation: the reference is a header of most
+    /// responses.
+    #[must_use]
+    pub fn to_ascii(self) -> [u8; Self::TEXT_BYTES] {
+        let mut text = [b'-'; Self::TEXT_BYTES];
         let places = text.iter_mut().enumerate().filter(|(at, _)| !matches!(at, 4 | 9));
         for ((_, place), number) in places.zip(0..12_u32) {
             let sign = (self.0 >> (55 - 5 * number)) & 31;
             let sign = ALPHABET.get(usize::try_from(sign).unwrap_or_default()).copied();
             *place = sign.unwrap_or(b'?');
         }
-        // In one piece: the reference is a header of most responses.
-        f.write_str(std::str::from_utf8(&text).unwrap_or_default())
+        text
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.to_ascii()).unwrap_or_default())
     }
 }
 

@@ -28,7 +28,7 @@ use crate::identify::Identity;
 use crate::layer::LayerState;
 use crate::policy::InFlight;
 use crate::prefer::{PREFERENCE_APPLIED, Prefer};
-use crate::problem::{IDEMPOTENCY_REFERENCE, insert};
+use crate::problem::{insert, insert_reference};
 use crate::tenant::Caller;
 
 /// `Retry-After` of a 202, and of a handle whose operation still runs, in seconds.
@@ -198,6 +198,6 @@ pub(crate) fn running<Res>(id: RecordId, location: Option<&str>) -> Response<Res
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
-    insert(headers, IDEMPOTENCY_REFERENCE, &reference);
+    insert_reference(headers, id.reference());
     response
 }

@@ -64,6 +64,8 @@ impl Boundary {
 pub(crate) fn canonical(parts: &Parts, boundary: Option<&Boundary>) -> String {
     let mut text = String::new();
     for line in lines(parts) {
+        // One allocation for a usual line.
+        text.reserve(line.len() + 1);
         if is_canonical(&line) {
             text.push('\u{1}');
             text.push_str(&line);

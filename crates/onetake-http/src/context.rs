@@ -90,7 +90,7 @@ impl OperationContext {
     /// Adds the context to the request's extensions, and the derived key to its headers.
     pub(crate) fn attach(mut self, parts: &mut Parts) {
         if let Some(derived) = &self.derived_key
-            && let Ok(mut value) = HeaderValue::from_str(&derived.to_string())
+            && let Ok(mut value) = HeaderValue::from_bytes(&derived.to_ascii())
         {
             value.set_sensitive(true);
             parts.headers.insert(IDEMPOTENCY_DERIVED_KEY, value);

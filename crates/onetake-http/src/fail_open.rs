@@ -20,7 +20,7 @@ use crate::body::{RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::identify::remove_attempt;
 use crate::policy::{OnStoreDown, Policy};
-use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+use crate::problem::{Code, Problem, insert_reference};
 use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Responder;
 use crate::run::{InnerCall, OperationWork};
@@ -92,7 +92,7 @@ where
     match receiver.await {
         Ok(Some(Ok(mut response))) => {
             response.headers_mut().remove(ONETAKE_OUTCOME);
-            insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
+            insert_reference(response.headers_mut(), reference);
             Ok(response.map(ResponseBody::untouched))
         }
         Ok(Some(Err(error))) => Err(error),

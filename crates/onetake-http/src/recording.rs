@@ -9,7 +9,7 @@ use onetake_core::codec::{DecodeError, Reader, put_slice};
 use onetake_core::{Recording, Reference};
 
 use crate::body::{BodyRead, ResponseBody, read};
-use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+use crate::problem::{Code, Problem, insert_reference};
 use crate::typed::Types;
 
 /// The response header by which the inner service says whether its attempt is recorded, released or
@@ -27,6 +27,11 @@ const REPLAY_MARKS: [(HeaderName, HeaderValue); 3] = [
     (HeaderName::from_static("idempotent-replayed"), HeaderValue::from_static("true")),
     (HeaderName::from_static("x-cache-lookup"), HeaderValue::from_static("HIT")),
 ];
+
+/// The headers that a replay has beside those of the recording: the marks and the reference.
+const MARKS_ADDED: usize = 4;
+/// A recording with more headers gets room for them as they are read.
+const HEADERS_USUAL: u16 = 64;
 
 /// Returns true if a header is valid for one connection only.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
@@ -49,7 +54,10 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
+        .map(str::trim)
+        // The usual words, which name no header.
+        .filter(|name| !["close", "keep-alive"].iter().any(|word| name.eq_ignore_ascii_case(word)))
+        .filter_map(|name| name.parse().ok())
         .collect()
 }
 
@@ -193,7 +201,7 @@ pub fn recorded(recording: &Recording) -> Result<Recorded, DecodeError> {
 
 fn take_headers(from: &mut Reader) -> Result<HeaderMap, DecodeError> {
     let count = from.u16("number of headers")?;
-    let mut headers = HeaderMap::new();
+    let mut headers = HeaderMap::with_capacity(usize::from(count.min(HEADERS_USUAL)) + MARKS_ADDED);
     for _ in 0..count {
         let name = from.slice("header name")?;
         let value = from.slice("header value")?;
@@ -223,7 +231,7 @@ pub(crate) fn replay<B>(
     for (name, value) in REPLAY_MARKS {
         headers.insert(name, value);
     }
-    insert(&mut headers, IDEMPOTENCY_REFERENCE, &reference.to_string());
+    insert_reference(&mut headers, reference);
     let trailers = Some(trailers).filter(|trailers| !trailers.is_empty());
     let mut response = Response::new(ResponseBody::whole(body, trailers));
     *response.status_mut() = status;
@@ -241,6 +249,7 @@ fn unreadable() -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::IDEMPOTENCY_REFERENCE;
 
     fn headers(lines: &[(&str, &str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();

@@ -38,7 +38,7 @@ use crate::layer::LayerState;
 use crate::memory::BodyPermit;
 use crate::policy::Policy;
 use crate::problem::from_engine::in_progress;
-use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert, misconfigured};
+use crate::problem::{Code, Problem, insert_reference, misconfigured};
 use crate::recording::{ONETAKE_OUTCOME, record};
 use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 use crate::status::Disposition;
@@ -309,7 +309,7 @@ impl InnerCall {
         }
         headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
         // The service can log the name that clients and operators know.
-        insert(headers, IDEMPOTENCY_REFERENCE, &lease.as_attempt().id.reference().to_string());
+        insert_reference(headers, lease.id().reference());
         let time_left = match head.deadline {
             Some(_) if head.is_async() => {
                 deadline::remove(headers);
@@ -361,7 +361,7 @@ impl Answered<'_> {
         let ResponseResult { mut disposition, cause, word } =
             disposition_of(&mut response, &mut report, self.policy, self.form);
         let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
-        insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
+        insert_reference(response.headers_mut(), reference);
         if report.finished == Some(attempt) {
             return self.conclude_committed(response);
         }
@@ -648,9 +648,11 @@ fn own(data: &Bytes) -> Bytes {
 
 /// Returns true for event streams, which have no end to wait for.
 pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    const EVENT_STREAM: &[u8] = b"text/event-stream";
+    let content_type = headers.get(CONTENT_TYPE).map(|value| value.as_bytes().trim_ascii());
     content_type
-        .is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("text/event-stream"))
+        .and_then(|text| text.get(..EVENT_STREAM.len()))
+        .is_some_and(|start| start.eq_ignore_ascii_case(EVENT_STREAM))
 }
 
 fn timed_out<Res, E>(transaction: Option<Evidence>) -> Concluded<Res, E> {

@@ -11,6 +11,7 @@ use http::request::Parts;
 use http::uri::Authority;
 
 use onetake_http::Problem;
+use onetake_http::key::IDEMPOTENCY_KEY;
 
 use super::edge::refused;
 
@@ -19,6 +20,11 @@ pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwa
 pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 pub(super) const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// The headers that [`Hop::write`] adds.
+const FORWARDED_HEADERS: usize = 5;
+/// The headers that a request gets if it becomes an attempt.
+const ATTEMPT_HEADERS: usize = 4;
 
 /// The forwarding headers of one peer and one host.
 #[derive(Debug)]
@@ -87,6 +93,9 @@ impl Hop {
         if is_behind_proxy {
             return self.extend(headers);
         }
+        // A table of headers that grows is hashed anew, so it grows once.
+        let is_keyed = headers.contains_key(IDEMPOTENCY_KEY);
+        headers.reserve(FORWARDED_HEADERS + if is_keyed { ATTEMPT_HEADERS } else { 0 });
         headers.insert(X_FORWARDED_FOR, self.peer.clone());
         headers.insert(FORWARDED, self.forwarded.clone());
         headers.insert(X_FORWARDED_PORT, self.port.clone());

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use onetake_core::{Reference, Rng, SystemRng, hex};
 
-use super::{Code, DOCUMENTATION, IDEMPOTENCY_REFERENCE, Problem, ProblemFacts, insert};
+use super::{Code, DOCUMENTATION, Problem, ProblemFacts, insert, insert_reference};
 
 /// The form and the statuses of a route's problems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl ProblemFormat {
             headers.insert(LOCATION, location.clone());
         }
         if let Some(reference) = reference {
-            insert(&mut headers, IDEMPOTENCY_REFERENCE, &reference.to_string());
+            insert_reference(&mut headers, reference);
         }
         let body = match self.dialect {
             Dialect::Problem => {

@@ -259,6 +259,13 @@ pub(crate) fn misconfigured() -> Problem {
     )
 }
 
+/// Inserts the reference of an operation, which clients and operators know it by.
+pub(crate) fn insert_reference(headers: &mut HeaderMap, reference: Reference) {
+    if let Ok(value) = HeaderValue::from_bytes(&reference.to_ascii()) {
+        headers.insert(IDEMPOTENCY_REFERENCE, value);
+    }
+}
+
 /// Inserts a header. A value that is not valid in a header is left out; callers pass visible ASCII.
 pub(crate) fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {

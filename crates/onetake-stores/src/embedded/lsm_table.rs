@@ -21,6 +21,9 @@ use lsm_tree::{
 const CACHED_FILES: usize = 128;
 /// The bytes of a file after a merge of all files.
 const FILE_BYTES: u64 = 64 << 20;
+/// The number of unmerged flushes at which files are merged. A merge writes the files of the next
+/// level anew, so fewer merges take less time. But a look for a key asks each flush.
+const UNMERGED_USUAL: u8 = 8;
 /// The most steps of one merge. Each step merges a few files.
 const STEPS_MAX: usize = 16;
 
@@ -82,7 +85,8 @@ impl LsmTree {
     pub(super) fn merge(&self) -> Result<(), lsm_tree::Error> {
         for _ in 0..STEPS_MAX {
             let before = self.tree.current_version().id();
-            self.tree.compact(Arc::new(Leveled::default()), self.discard_below())?;
+            let strategy = Leveled::default().with_l0_threshold(UNMERGED_USUAL);
+            self.tree.compact(Arc::new(strategy), self.discard_below())?;
             if self.tree.current_version().id() == before {
                 break;
             }

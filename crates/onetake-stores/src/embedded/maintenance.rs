@@ -16,7 +16,7 @@ use super::witness::WitnessFile;
 
 /// The number of unmerged flushes at which the writing thread merges files itself before it adds
 /// one.
-const UNMERGED_MAX: usize = 12;
+const UNMERGED_MAX: usize = 16;
 /// The pause after a failure, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

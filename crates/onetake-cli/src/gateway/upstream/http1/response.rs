@@ -17,6 +17,9 @@ const HEAD_BYTES_MAX: usize = 400 << 10;
 const HEADERS_MAX: usize = 512;
 /// A response with more headers than this is parsed a second time, with a larger table.
 const HEADERS_USUAL: usize = 64;
+/// The headers that the gateway usually adds to a response. There is room for them from the start,
+/// because a table that grows is hashed anew.
+const HEADERS_ADDED: usize = 2;
 
 /// The framing of a response's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,7 +168,7 @@ fn parse_into<'h>(
     let code = StatusCode::from_u16(parsed.code.unwrap_or_default());
     let mut response = Response::new(());
     *response.status_mut() = code.map_err(|_| httparse::Error::Status)?;
-    let mut map = HeaderMap::with_capacity(parsed.headers.len());
+    let mut map = HeaderMap::with_capacity(parsed.headers.len() + HEADERS_ADDED);
     for header in parsed.headers.iter() {
         let name = HeaderName::from_bytes(header.name.as_bytes());
         let name = name.map_err(|_| httparse::Error::HeaderName)?;

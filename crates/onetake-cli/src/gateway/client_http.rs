@@ -75,12 +75,14 @@ pub(super) struct ClientHttp<'a, S, V: HttpService<Incoming>> {
     has_left_end: bool,
 }
 
+type Http2Connection<S, V> = http2::Connection<TokioIo<ClientStream<S>>, V, TokioExecutor>;
+
 /// hyper's parts are boxed, so that the future of an idle connection is small.
 enum State<S, V: HttpService<Incoming>> {
     /// Nothing has arrived yet.
     New(ClientStream<S>, V),
     Http1(Box<http1::Connection<TokioIo<ClientStream<S>>, V>>),
-    Http2(Pin<Box<http2::Connection<TokioIo<ClientStream<S>>, V, TokioExecutor>>>),
+    Http2(Pin<Box<Http2Connection<S, V>>>),
     /// An HTTP/1.1 connection that waits for its next request.
     Parked(ClientStream<S>, V),
     /// A parked connection that is ended in order.

@@ -1,7 +1,10 @@
 //! Responses that are sent while the client still uploads.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
 use onetake_sim::upstream::Upstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,6 +16,8 @@ use crate::common::{InProcess, configuration};
 
 /// More than all buffers between client and gateway hold.
 const BODY_BYTES: usize = 16 << 20;
+/// Longer than a machine stalls.
+const STALL_MAX: Duration = Duration::from_secs(60);
 
 /// A client that sends its whole body before it reads gets the refusal of a body that is too large.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -105,8 +110,10 @@ impl EarlyUpstream {
 
     /// Waits until a body was read.
     async fn read(&self) {
-        let read = tokio::time::timeout(std::time::Duration::from_secs(60), self.bodies.acquire());
-        read.await.expect("a body was not read").unwrap().forget();
+        tokio::select! {
+            read = self.bodies.acquire() => read.unwrap().forget(),
+            () = SystemClock.sleep(STALL_MAX) => panic!("a body was not read"),
+        }
     }
 }
 

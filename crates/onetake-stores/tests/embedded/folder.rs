@@ -1,5 +1,4 @@
 //! Tests of the embedded store's folder: shared, closed, of another program, damaged.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::fs;
 use std::path::Path;

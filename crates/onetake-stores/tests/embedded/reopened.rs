@@ -1,5 +1,4 @@
 //! Tests of an embedded store that is opened again: terms, reconciliation, fences.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::path::Path;
 use std::sync::Arc;

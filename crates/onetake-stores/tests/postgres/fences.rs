@@ -39,7 +39,7 @@ async fn taken_over(store: &PostgresStore, claim: &Claim) -> Fence {
         fence.is_some()
     })
     .await;
-    fence.expect("granted above")
+    fence.unwrap()
 }
 
 async fn settle(store: &PostgresStore, claim: &Claim, transition: Transition) {

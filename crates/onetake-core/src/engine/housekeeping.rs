@@ -33,7 +33,7 @@ pub struct Housekeeping {
 impl Default for Housekeeping {
     fn default() -> Self {
         Self {
-            // Leases and graces are many seconds long. An idle process wakes for nothing else.
+            // Leases and graces are many seconds long. No other timer of the engine is as frequent.
             reap_interval: Duration::from_secs(2),
             reap_batch: 500,
             sweep_interval: Duration::from_secs(15 * 60),

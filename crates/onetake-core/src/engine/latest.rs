@@ -19,10 +19,12 @@ use crate::clock::Clock;
 
 /// The number of readers that a change wakes itself.
 const WOKEN_AT_ONCE: usize = 64;
-/// The number of readers of a backlog that are woken together.
-const WOKEN_TOGETHER: usize = 10;
-/// The pause before each part of a backlog: 10,000 readers in a second. An answer to a waiter takes
-/// about 15 microseconds of CPU time, so a backlog takes a sixth of one core.
+/// The number of readers of a backlog that are woken for each millisecond that has passed: 10,000 in
+/// a second. An answer to a waiter takes about 15 microseconds of CPU time, so a backlog takes a
+/// sixth of one core.
+const WOKEN_PER_MILLISECOND: usize = 10;
+/// The pause before each part of a backlog. A timer may end late, for example because the thread is
+/// busy. The next part is larger then, up to [`WOKEN_AT_ONCE`].
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
 /// The side that changes the value. When it is dropped, readers get [`Closed`].
@@ -141,11 +143,14 @@ pub(crate) struct Backlog<T> {
 impl<T> Backlog<T> {
     /// Wakes the readers, a few at a time.
     pub(crate) async fn pace(self, clock: Arc<dyn Clock>) {
+        let mut woken_at = clock.monotonic();
         loop {
             clock.sleep(BACKLOG_PAUSE).await;
-            if !self.wake(WOKEN_TOGETHER) {
+            let now = clock.monotonic();
+            if !self.wake(part_of_backlog(now.saturating_sub(woken_at))) {
                 return;
             }
+            woken_at = now;
         }
     }
 
@@ -158,6 +163,12 @@ impl<T> Backlog<T> {
         woken.into_iter().for_each(Waker::wake);
         has_more
     }
+}
+
+/// Returns the number of readers to wake when so much time has passed.
+fn part_of_backlog(passed: Duration) -> usize {
+    let milliseconds = usize::try_from(passed.as_millis()).unwrap_or(usize::MAX);
+    milliseconds.saturating_mul(WOKEN_PER_MILLISECOND).clamp(WOKEN_PER_MILLISECOND, WOKEN_AT_ONCE)
 }
 
 impl<T> Drop for Backlog<T> {
@@ -351,7 +362,7 @@ mod tests {
                 break;
             }
             clock.advance(BACKLOG_PAUSE);
-            expected = (expected + WOKEN_TOGETHER).min(99);
+            expected = (expected + 10).min(99);
         }
         pacing.await.unwrap();
         assert!(wakes.iter().all(|wakes| wakes.0.load(Ordering::Relaxed) <= 1));
@@ -359,6 +370,13 @@ mod tests {
         drop(latest);
         assert_eq!(woken(&late_wakes), 1);
         assert_eq!(poll(&mut late[0], &late_wakes[0]), Poll::Ready(Err(Closed)));
+    }
+
+    #[test]
+    fn a_late_timer_is_made_up_for_within_a_limit() {
+        let parts = [0, 999, 1_000, 2_500, 6_000, 7_000, 1_000_000]
+            .map(|microseconds| part_of_backlog(Duration::from_micros(microseconds)));
+        assert_eq!(parts, [10, 10, 10, 20, 60, 64, 64]);
     }
 
     /// The task that wakes a backlog ends with its runtime, and a `Latest` with its flight.

@@ -1,6 +1,6 @@
 //! Whether the store is idle, without a word from its thread.
 //!
-//! The engine looks for abandoned attempts once a second. If the store is idle, there is none, and
+//! The engine looks for abandoned attempts every two seconds. If the store is idle, there is none, and
 //! the look wakes no other thread.
 
 use std::sync::Arc;

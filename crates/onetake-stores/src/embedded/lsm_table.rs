@@ -24,6 +24,9 @@ const FILE_BYTES: u64 = 64 << 20;
 /// The number of unmerged flushes at which files are merged. A merge writes the files of the next
 /// level anew, so fewer merges take less time. But a look for a key asks each flush.
 const UNMERGED_USUAL: u8 = 8;
+/// The bytes of a file after a merge of some files. The next level holds [`UNMERGED_USUAL`] such
+/// files, 256 MiB, and each merge writes most of it anew.
+const LEVEL_FILE_BYTES: u64 = 32 << 20;
 /// The most steps of one merge. Each step merges a few files.
 const STEPS_MAX: usize = 16;
 
@@ -85,7 +88,9 @@ impl LsmTree {
     pub(super) fn merge(&self) -> Result<(), lsm_tree::Error> {
         for _ in 0..STEPS_MAX {
             let before = self.tree.current_version().id();
-            let strategy = Leveled::default().with_l0_threshold(UNMERGED_USUAL);
+            let strategy = Leveled::default()
+                .with_l0_threshold(UNMERGED_USUAL)
+                .with_table_target_size(LEVEL_FILE_BYTES);
             self.tree.compact(Arc::new(strategy), self.discard_below())?;
             if self.tree.current_version().id() == before {
                 break;

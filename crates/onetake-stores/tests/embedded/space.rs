@@ -1,5 +1,5 @@
 //! Tests of the embedded store's space: expired records, the length of the log, tables that fail.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::fs;
 use std::path::Path;
@@ -67,7 +67,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     // Compaction runs in its own threads, so the test waits for its effect. Records that were
     // deleted since the last compaction wait for the next one.
     until("a third of it is gone", async || {
-        // As the reaper does every second.
+        // As the reaper does.
         assert!(store.due(Due::LeaseEnd, 1).await.unwrap().is_empty());
         tables_bytes(folder.path()) < full * 2 / 3
     })
@@ -76,7 +76,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     store.close().await.unwrap();
 }
 
-/// The engine looks for abandoned attempts every second. In an idle process, that wakes no thread.
+/// The engine looks for abandoned attempts all the time. In an idle process, that wakes no thread.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_store_answers_without_its_thread() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use onetake_core::store::{Claimed, Settled};
-use onetake_core::{Claim, OnUnknown, Record, RecordId, Settlement, State, Timestamp, Transition};
+use onetake_core::{
+    Cause, Claim, OnUnknown, Record, RecordId, Settlement, State, Timestamp, Transition,
+};
 
 use super::{Facts, Grant, History, Recorded};
 use crate::simulation::timeline::Micros;
@@ -73,13 +75,12 @@ impl History {
     pub fn sends(&self, at: Micros, by: Actor, settlement: &Settlement) {
         let facts = &mut *self.lock();
         let Settlement { id, attempt, transition } = settlement;
-        let is_final = matches!(
-            transition,
-            Transition::Complete(_)
-                | Transition::Fail(_)
-                | Transition::Release
-                | Transition::Unknown(_)
-        );
+        // A reaper settles the end of a lease without asking the process that ran the attempt.
+        let is_final = match transition {
+            Transition::Unknown(cause) => *cause != Cause::LeaseEnded,
+            Transition::Complete(_) | Transition::Fail(_) | Transition::Release => true,
+            _ => false,
+        };
         let is_own = facts.key(*id).owners.get(attempt) == Some(&by);
         if is_final && is_own && facts.told.get(attempt).is_some_and(|told_at| *told_at < at) {
             let what = format!("{by:?} settles {id:?} again, although the store said it is done");

@@ -1,5 +1,7 @@
 //! A gateway in a process of its own, whose system calls can be counted.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -70,17 +72,18 @@ impl Gateway {
         counts.chunks_exact(8).map(|one| u64::from_ne_bytes(one.try_into().unwrap())).collect()
     }
 
-    /// Returns the number of times that a thread waited and was woken.
-    pub(crate) fn wake_ups(&self) -> u64 {
+    /// Returns how often each thread waited and was woken, by the number of the thread.
+    pub(crate) fn wake_ups(&self) -> BTreeMap<OsString, u64> {
         let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.pid())).unwrap();
         let of_thread = |thread: std::io::Result<std::fs::DirEntry>| {
-            let status = std::fs::read_to_string(thread.unwrap().path().join("status"));
+            let thread = thread.unwrap();
+            let status = std::fs::read_to_string(thread.path().join("status"));
             let status = status.unwrap_or_default();
             let mut lines = status.lines();
-            let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
-            count.map_or(0, |count| count.trim().parse::<u64>().unwrap())
+            let count = lines.find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+            Some((thread.file_name(), count.trim().parse::<u64>().unwrap()))
         };
-        threads.map(of_thread).sum()
+        threads.filter_map(of_thread).collect()
     }
 }
 

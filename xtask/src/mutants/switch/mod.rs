@@ -302,11 +302,16 @@ impl Build {
             let mut command = self.cargo_test(stage);
             command.arg("--message-format=json").stderr(Stdio::null());
             let built = command.output().map_err(|error| error.to_string())?;
+            let said = String::from_utf8_lossy(&built.stdout);
             if !built.status.success() {
+                // A linker that was killed, or a full disk, says nothing about the mutant.
+                if !has_compile_error(&said, &mutant.file) {
+                    self.write(&mutant.file, &switched)?;
+                    return Err(format!("{} could not be built", mutant.name));
+                }
                 found = (Outcome::Unviable, String::new());
                 break;
             }
-            let said = String::from_utf8_lossy(&built.stdout);
             let mut programs: Vec<Program> =
                 said.lines().filter_map(|line| Program::read(line, &self.tools, stage)).collect();
             programs.iter_mut().for_each(|program| program.expect(ALONE_TAKES));
@@ -318,6 +323,19 @@ impl Build {
         self.write(&mutant.file, &switched)?;
         Ok(found)
     }
+}
+
+/// True if cargo's messages have an error of the compiler in this file.
+fn has_compile_error(said: &str, file: &str) -> bool {
+    said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()).any(|line| {
+        let is_error = line.pointer("/message/level").and_then(Value::as_str) == Some("error");
+        let spans = line.pointer("/message/spans").and_then(Value::as_array);
+        let is_in_file = |span: &Value| {
+            let name = span.get("file_name").and_then(Value::as_str);
+            name.is_some_and(|name| name.ends_with(file))
+        };
+        is_error && spans.into_iter().flatten().any(is_in_file)
+    })
 }
 
 /// Returns the mutants that an error of the compiler is about, and true if it is about their code.

@@ -179,6 +179,7 @@ impl Simulator {
                     let engine = process.engine.clone();
                     process.executor.spawn(async move {
                         engine.reap(10).await;
+                        engine.sweep(10).await;
                     });
                 }
             }

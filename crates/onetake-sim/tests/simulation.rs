@@ -41,6 +41,13 @@ fn a_node_may_show_an_outcome_until_it_has_told_the_operator_that_it_is_forgotte
     passes(344);
 }
 
+/// The checker was wrong about an answer that was sent in the microsecond in which the store
+/// decided, and before it: the process did not learn that its settlement was done.
+#[test]
+fn an_answer_that_leaves_before_the_decision_tells_nothing() {
+    passes(737);
+}
+
 #[test]
 fn every_theme_occurs_and_half_of_the_plans_have_none() {
     let themes: Vec<Option<Theme>> = (0..600).map(|seed| Plan::new(seed).theme).collect();

@@ -37,7 +37,7 @@ pub mod world;
 
 pub use history::Violation;
 pub use plan::Plan;
-pub use shrink::{Without, shrink};
+pub use shrink::{Without, shrink, shrink_by};
 pub use simulator::{SimulationReport, Simulator};
 
 /// Runs the plan of a seed.

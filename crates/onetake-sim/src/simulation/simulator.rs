@@ -111,10 +111,10 @@ impl Simulator {
     fn start_clients(&self) -> Arc<AtomicUsize> {
         let answered = Arc::new(AtomicUsize::new(0));
         for operation in &self.world.plan.operations {
-            for (number, plan) in operation.clients.iter().enumerate() {
+            for plan in &operation.clients {
                 let key = super::history::key_text(operation.number, operation.mode);
                 self.world.history.will_ask(operation.tenant, &key, plan.payload);
-                let stream = format!("client {} {number}", operation.number);
+                let stream = format!("client {} {}", operation.number, plan.number);
                 let asking = client(Arc::clone(&self.world), operation.clone(), *plan, stream);
                 let answered = Arc::clone(&answered);
                 self.clients.spawn(async move {

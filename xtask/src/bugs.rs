@@ -1,4 +1,4 @@
-//! `cargo xtask bugs`: 24 deliberate bugs of the engine, one at a time, and the number of seeds
+//! `cargo xtask bugs`: 25 deliberate bugs of the engine, one at a time, and the number of seeds
 //! that the simulation needs to find each.
 //!
 //! Each bug is a change of one place in a copy of the tree. All bugs are built into one program,
@@ -168,6 +168,12 @@ const BUGS: &[Bug] = &[
         file: "onetake-core/src/engine/claim.rs",
         from: "let permit = Arc::clone(&engine.running).try_acquire_owned()",
         to: "let running = if BUG { Arc::new(tokio::sync::Semaphore::new(1)) } else { Arc::clone(&engine.running) };\n    let permit = running.try_acquire_owned()",
+    },
+    Bug {
+        what: "callers wait beyond the limit of a node",
+        file: "onetake-core/src/engine/wait.rs",
+        from: "self.engine.waiting.try_acquire()",
+        to: "{\n                static MORE: tokio::sync::Semaphore = tokio::sync::Semaphore::const_new(1_000_000);\n                let permits = if BUG { &MORE } else { &self.engine.waiting };\n                permits.try_acquire()\n            }",
     },
     Bug {
         what: "one failed settlement of a batch makes the others be sent again",

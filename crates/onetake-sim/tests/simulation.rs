@@ -5,8 +5,9 @@
 //! wrong.
 #![expect(clippy::panic, reason = "tests may panic")]
 
+use onetake_sim::simulation::plan::ClientPlan;
 use onetake_sim::simulation::theme::Theme;
-use onetake_sim::simulation::{Plan, Without, simulate};
+use onetake_sim::simulation::{Plan, Violation, Without, shrink_by, simulate};
 
 /// The number of seeds on each thread of the short form.
 const SEEDS: u64 = 600;
@@ -41,6 +42,13 @@ fn a_node_may_show_an_outcome_until_it_has_told_the_operator_that_it_is_forgotte
     passes(344);
 }
 
+/// The checker was wrong about an answer that was sent in the microsecond in which the store
+/// decided, and before it: the process did not learn that its settlement was done.
+#[test]
+fn an_answer_that_leaves_before_the_decision_tells_nothing() {
+    passes(737);
+}
+
 #[test]
 fn every_theme_occurs_and_half_of_the_plans_have_none() {
     let themes: Vec<Option<Theme>> = (0..600).map(|seed| Plan::new(seed).theme).collect();
@@ -72,8 +80,63 @@ fn the_same_seed_is_the_same_run() {
 
 #[test]
 fn a_plan_without_parts_is_still_a_plan() {
-    let without = Without { operations: vec![0], noise: true, ..Without::default() };
+    let without = Without {
+        operations: vec![0],
+        clients: vec![(1, 0), (1, 1)],
+        noise: true,
+        ..Without::default()
+    };
     let (whole, fewer) = (Without::default().plan(3), without.plan(3));
     assert_eq!(whole.operations.len(), fewer.operations.len() + 1);
-    assert_eq!(without.arguments(3), "--seed 3 --without-operations 0 --without-noise");
+    assert_eq!(whole.operations[1].clients.len(), fewer.operations[0].clients.len() + 2);
+    let arguments = "--seed 3 --without-operations 0 --without-clients 1:0,1:1 --without-noise";
+    assert_eq!(without.arguments(3), arguments);
+}
+
+/// The numbers of the operations with those of their clients, and the numbers of the faults.
+type Parts = (Vec<(usize, Vec<usize>)>, Vec<usize>);
+
+fn parts(plan: &Plan) -> Parts {
+    let clients = |clients: &[ClientPlan]| clients.iter().map(|client| client.number).collect();
+    let operations = plan.operations.iter().map(|it| (it.number, clients(&it.clients))).collect();
+    (operations, plan.faults.iter().map(|fault| fault.number).collect())
+}
+
+/// The result of shrinking has exactly the parts without which the plan passes.
+#[test]
+fn a_plan_is_shrunk_to_the_parts_that_make_it_fail() {
+    let has_many = |plan: &Plan| {
+        plan.noise_per_mille > 0
+            && plan.operations.len() > 3
+            && plan.operations[2].clients.len() > 2
+            && plan.faults.len() > 4
+    };
+    let seed = (0..).find(|seed| has_many(&Plan::new(*seed))).unwrap();
+    let whole = Plan::new(seed);
+    let (operation, fault) = (whole.operations[2].number, whole.faults[3].number);
+    let client = whole.operations[2].clients[1].number;
+    let found = |at: usize| Violation {
+        invariant: "the invariant",
+        what: "a violation".to_owned(),
+        at: at as u64,
+    };
+    let size = |(operations, faults): &Parts| operations.len() + faults.len();
+    // Both checks need the operation and the fault. The second one also needs a client.
+    for needs_client in [false, true] {
+        let fails = |plan: Plan| {
+            let left = parts(&plan);
+            let (operations, faults) = &left;
+            let (_, clients) = operations.iter().find(|(number, _)| *number == operation)?;
+            let is_broken = faults.contains(&fault) && (!needs_client || clients.contains(&client));
+            is_broken.then(|| found(size(&left)))
+        };
+        let (without, violation) = shrink_by(seed, found(size(&parts(&whole))), fails);
+        let left = without.plan(seed);
+        let clients = if needs_client { vec![client] } else { Vec::new() };
+        assert_eq!(parts(&left), (vec![(operation, clients)], vec![fault]));
+        assert_eq!(left.noise_per_mille, 0);
+        assert_eq!(violation, found(2), "it is that of the smallest plan");
+    }
+    let (without, violation) = shrink_by(seed, found(0), |_| None);
+    assert_eq!((without, violation), (Without::default(), found(0)), "every part is needed");
 }

@@ -101,6 +101,15 @@ impl<T: Item, R: Send + 'static> Lanes<T, R> {
         }
     }
 
+    /// Returns the number of items that wait in all lanes, and of their writers.
+    pub(crate) fn queued(&self) -> usize {
+        let of_one = |lane: &Lane<T, R>| {
+            let queue = lane.shared.lock();
+            queue.waiting.len() + queue.writers
+        };
+        self.lanes.iter().map(of_one).sum()
+    }
+
     /// Writes an item through the lane of this thread: see [`Lane::write`].
     pub(crate) async fn write(&self, item: T) -> Result<R, StoreError> {
         match self.here() {

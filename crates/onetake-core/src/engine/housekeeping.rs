@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use crate::audit::{AuditAction, AuditEntry, AuditPosition, AuditResult};
 use crate::clock::Clock;
 use crate::record::{Record, State};
-use crate::store::{Due, Settled, Settlement, Transition};
+use crate::store::{Due, Settled, Settlement, Swept, Transition};
 
 use super::{Engine, Inner};
 
@@ -55,6 +55,12 @@ impl Engine {
     /// back by themselves. Returns the number of ended attempts.
     pub async fn reap(&self, limit: usize) -> usize {
         reap(&self.inner, limit).await
+    }
+
+    /// Deletes up to `limit` expired records. Returns the number of deleted records, and whether
+    /// more are due. An error of the store is logged, and counts as a sweep that found nothing.
+    pub async fn sweep(&self, limit: usize) -> Swept {
+        sweep(&self.inner, limit).await
     }
 }
 
@@ -128,29 +134,30 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
         if !pause_unless_stopped(&engine, plan.sweep_interval).await {
             return;
         }
-        loop {
-            match engine.store.sweep(plan.sweep_batch).await {
-                Ok(swept) => {
-                    engine.metrics.swept.increment(swept.removed as u64);
-                    engine.metrics.unknown_expired.increment(swept.unknown as u64);
-                    if swept.unknown > 0 {
-                        tracing::warn!(
-                            count = swept.unknown,
-                            "keys expired with an unknown outcome: a retry of them runs the operation again"
-                        );
-                    }
-                    if !swept.more || !pause_unless_stopped(&engine, plan.sweep_pause).await {
-                        break;
-                    }
-                }
-                Err(error) => {
-                    engine.failed(&error);
-                    tracing::warn!(%error, "the sweep of expired keys failed; it is tried again");
-                    break;
-                }
-            }
-        }
+        while sweep(&engine, plan.sweep_batch).await.more
+            && pause_unless_stopped(&engine, plan.sweep_pause).await
+        {}
     }
+}
+
+async fn sweep(engine: &Inner, limit: usize) -> Swept {
+    let swept = match engine.store.sweep(limit).await {
+        Ok(swept) => swept,
+        Err(error) => {
+            engine.failed(&error);
+            tracing::warn!(%error, "the sweep of expired keys failed; it is tried again");
+            return Swept::default();
+        }
+    };
+    engine.metrics.swept.increment(swept.removed as u64);
+    engine.metrics.unknown_expired.increment(swept.unknown as u64);
+    if swept.unknown > 0 {
+        tracing::warn!(
+            count = swept.unknown,
+            "keys expired with an unknown outcome: a retry of them runs the operation again"
+        );
+    }
+    swept
 }
 
 /// Waits. Returns false if the engine stops meanwhile.

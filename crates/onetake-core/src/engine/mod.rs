@@ -238,6 +238,13 @@ impl Engine {
         self.inner.tasks.traffic()
     }
 
+    /// Returns the number of claims and settlements that wait for a write, and of tasks that write
+    /// them, for tests.
+    #[must_use]
+    pub fn queued_writes(&self) -> usize {
+        self.inner.claims.queued() + self.inner.settles.queued()
+    }
+
     /// Returns the clock of this engine.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::audit::AuditAction;
 use onetake_core::engine::{Housekeeping, Settling};
+use onetake_core::store::Swept;
 use onetake_core::{
     Answer, Begin, Limits, MemoryStore, NotDone, Outcome, Recording, Store, Terms, Verdict,
 };
@@ -50,6 +51,23 @@ async fn batches_follow_each_other_until_nothing_is_due() {
     pass(&clock, SECOND, 299).await;
     assert_eq!(store.len(), 5, "it is not time to sweep");
     pass(&clock, SECOND, 5).await;
+    assert_eq!(store.len(), 0);
+}
+
+/// A sweep deletes no more records than its limit, and says whether more are due.
+#[tokio::test]
+async fn a_sweep_has_a_limit() {
+    let (clock, store) = memory();
+    let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
+    let terms = Terms { ttl: 100 * SECOND, ..Terms::default() };
+    for key in ["a", "b", "c"] {
+        let paid = async |_| Verdict::Complete(Recording::new("paid"));
+        engine.run(operation(key).terms(terms), paid).await.unwrap();
+    }
+    assert_eq!(engine.sweep(2).await, Swept::default(), "nothing has expired");
+    clock.advance(200 * SECOND);
+    assert_eq!(engine.sweep(2).await, Swept { removed: 2, unknown: 0, more: true });
+    assert_eq!(engine.sweep(2).await, Swept { removed: 1, unknown: 0, more: false });
     assert_eq!(store.len(), 0);
 }
 

@@ -11,9 +11,9 @@ use onetake_sim::simulation::{Simulator, Violation, Without, shrink, simulate};
 const USAGE: &str = "\
 onetake-simulate --seeds N [--from SEED] [--minutes M] [--threads T] [--no-shrink]
     runs seeds from SEED on, until N are done, M minutes are over, or one fails
-onetake-simulate --seed SEED [--without-operations LIST] [--without-faults LIST]
-    [--without-noise] [--without-upstream-noise] [--trace]
-    runs one seed again, with parts of its plan left out";
+onetake-simulate --seed SEED [--without-operations LIST] [--without-clients LIST]
+    [--without-faults LIST] [--without-noise] [--without-upstream-noise] [--trace]
+    runs one seed again, with parts of its plan left out; a client is OPERATION:CLIENT";
 
 /// The arguments of the command line.
 #[derive(Debug, Default)]
@@ -50,8 +50,9 @@ fn arguments() -> Option<Arguments> {
             "--no-shrink" => arguments.shrinks_not = true,
             "--without-noise" => arguments.without.noise = true,
             "--without-upstream-noise" => arguments.without.upstream_noise = true,
-            "--without-operations" => arguments.without.operations = list(&given.next()?)?,
-            "--without-faults" => arguments.without.faults = list(&given.next()?)?,
+            "--without-operations" => arguments.without.operations = list(&given.next()?, number)?,
+            "--without-clients" => arguments.without.clients = list(&given.next()?, client)?,
+            "--without-faults" => arguments.without.faults = list(&given.next()?, number)?,
             "--seeds" => arguments.seeds = Some(given.next()?.parse().ok()?),
             "--from" => arguments.from = given.next()?.parse().ok()?,
             "--minutes" => arguments.minutes = Some(given.next()?.parse().ok()?),
@@ -63,8 +64,18 @@ fn arguments() -> Option<Arguments> {
     Some(arguments)
 }
 
-fn list(text: &str) -> Option<Vec<usize>> {
-    text.split(',').map(|number| number.parse().ok()).collect()
+fn list<T>(text: &str, part: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
+    text.split(',').map(part).collect()
+}
+
+fn number(text: &str) -> Option<usize> {
+    text.parse().ok()
+}
+
+/// Reads the numbers of an operation and of one of its clients.
+fn client(text: &str) -> Option<(usize, usize)> {
+    let (operation, client) = text.split_once(':')?;
+    Some((number(operation)?, number(client)?))
 }
 
 fn one(seed: u64, without: &Without, traces: bool) -> ExitCode {

@@ -173,8 +173,9 @@ impl Simulator {
         let RequestInFlight { asked, location, cut, gone, tell } = call;
         if asked.mode == Mode::Job {
             let Some(plan) = self.nodes.get(node).map(|node| node.plan) else { return };
-            let job =
-                super::job::job(Arc::clone(&world), node, plan, process.engine.clone(), asked);
+            let process_id = (node, process.incarnation);
+            let engine = process.engine.clone();
+            let job = super::job::job(Arc::clone(&world), process_id, plan, engine, asked);
             process.executor.spawn(answering(world, CutAfter::new(job, cut), gone, tell));
             return;
         }

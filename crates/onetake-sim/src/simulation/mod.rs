@@ -13,12 +13,13 @@
 //! | [`timeline`], [`executor`], [`random`] | time, tasks and randomness |
 //! | [`world`], [`backend`], [`node_store`], [`journal`] | the network, the store and the disks |
 //! | [`node`], [`job`], [`upstream`], [`reconciler`], [`client`], [`operator`] | the actors |
-//! | [`history`] | the events, and the invariants that they are checked against |
+//! | [`history`], [`gauges`] | the events, and the invariants that they are checked against |
 //! | [`mod@shrink`] | makes failing plans smaller |
 
 pub mod backend;
 pub mod client;
 pub mod executor;
+pub mod gauges;
 pub mod history;
 pub mod job;
 pub mod journal;
@@ -37,7 +38,7 @@ pub mod world;
 
 pub use history::Violation;
 pub use plan::Plan;
-pub use shrink::{Without, shrink};
+pub use shrink::{Without, shrink, shrink_by};
 pub use simulator::{SimulationReport, Simulator};
 
 /// Runs the plan of a seed.

@@ -13,6 +13,7 @@ use onetake_http::{
 use tower_layer::Layer;
 
 use super::executor::Executor;
+use super::gauges::EngineGauges;
 use super::journal::SimulatedJournal;
 use super::node_store::NodeStore;
 use super::plan::{Mode, NodePlan, WaitMode};
@@ -69,6 +70,8 @@ pub struct Process {
     pub executor: Executor,
     /// Its engine.
     pub engine: Engine,
+    /// The gauges of its engine.
+    pub gauges: EngineGauges,
     /// Its service.
     pub front: Front,
     /// The number of this start of the node.
@@ -108,6 +111,7 @@ impl Node {
         let clock = Arc::<SimulatedClock>::clone(&self.clock) as Arc<dyn Clock>;
         // As in the gateway, or as in a service: by the seed, without changing its plan.
         let is_on_cores = (world.plan.seed ^ index as u64) & 1 == 1;
+        let gauges = EngineGauges::default();
         let engine = {
             let _inside = handle.enter();
             let lanes = if is_on_cores { 2 } else { 1 };
@@ -122,7 +126,7 @@ impl Node {
             if self.plan.has_journal {
                 builder = builder.journal(Arc::new(SimulatedJournal::new(world, index)));
             }
-            let engine = builder.build();
+            let engine = gauges.of(|| builder.build());
             let asking =
                 ReconcileOptions { interval: Duration::from_millis(700), batch: 4, at_once: 2 };
             engine.reconcile_with(Arc::new(Desk::new(world, index)), asking);
@@ -145,7 +149,7 @@ impl Node {
         };
         let front = layer.layer(Proxy::new(world, index, incarnation));
         watch_for_damage(world, &executor, &engine, index);
-        self.process = Some(Process { executor, engine, front, incarnation, is_alive });
+        self.process = Some(Process { executor, engine, gauges, front, incarnation, is_alive });
         world.mark_busy(index + 1);
     }
 

@@ -291,8 +291,11 @@ impl Store for NodeStore {
             self.world.history.sends(self.world.now(), self.actor(), settlement);
         }
         self.write(batch, true, |world, actor, settlement, told_at| {
-            let history = &world.history;
-            let answer = world.backend.settle(history, world.now(), actor, settlement.clone());
+            let (history, now) = (&world.history, world.now());
+            let answer = world.backend.settle(history, now, actor, settlement.clone());
+            // Events of one moment have a random order, so an answer of this moment may be sent
+            // before: then it says "indeterminate".
+            let told_at = told_at.filter(|told_at| *told_at > now);
             if let (Some(told_at), Ok(Settled::Done { .. })) = (told_at, &answer) {
                 history.will_tell(told_at, actor, &settlement);
             }

@@ -1,7 +1,7 @@
 //! The plan of one simulation: everything that a seed decides in advance.
 //!
-//! A plan is data, so that a failing one can be shrunk: operations and faults are left out one by
-//! one as long as the simulation still fails.
+//! A plan is data, so that a failing one can be shrunk: operations, clients and faults are left out
+//! one by one as long as the simulation still fails.
 
 use std::time::Duration;
 
@@ -155,6 +155,8 @@ pub struct OperationPlan {
 /// One client with its retries.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientPlan {
+    /// The number within its operation, which stays the same when others are left out.
+    pub number: usize,
     /// The time of its first request.
     pub starts_at: Micros,
     /// The payload: 0, or 1 for another one under the same key.
@@ -435,13 +437,14 @@ fn limits(random: &mut Random) -> LimitsPlan {
 fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros) -> OperationPlan {
     let mode = random.pick(&Mode::ALL, Mode::Plain);
     let begins = random.below(faults_end);
-    let mut clients = (0..random.pick(&[1_u64, 2, 2, 3, 5], 2))
-        .map(|client| {
+    let mut clients = (0..random.pick(&[1, 2, 2, 3, 5], 2))
+        .map(|number| {
             let apart = random.pick(&[20 * MILLISECOND, 500 * MILLISECOND, 10 * SECOND], SECOND);
             let patience_max = random.pick(&[10, 10, 40], 10) * SECOND;
             ClientPlan {
+                number,
                 starts_at: begins + random.below(apart),
-                payload: u8::from(client > 0 && random.chance(150)),
+                payload: u8::from(number > 0 && random.chance(150)),
                 tries: u32::try_from(random.between(1, 6)).unwrap_or(1),
                 pause: random.between(20 * MILLISECOND, 4 * SECOND),
                 patience: random.between(100 * MILLISECOND, patience_max),
@@ -458,6 +461,7 @@ fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros
         let starts_at = (begins + ttl).saturating_sub(random.between(2, 4) * SECOND);
         let pause = random.between(200 * MILLISECOND, SECOND);
         clients.push(ClientPlan {
+            number: clients.len(),
             starts_at,
             payload: 0,
             tries: 12,

@@ -9,6 +9,8 @@ use super::simulator::Simulator;
 pub struct Without {
     /// Operations, by their numbers.
     pub operations: Vec<usize>,
+    /// Clients, by the numbers of their operations and their own.
+    pub clients: Vec<(usize, usize)>,
     /// Faults, by their numbers.
     pub faults: Vec<usize>,
     /// The store's noise.
@@ -23,6 +25,10 @@ impl Without {
     pub fn plan(&self, seed: u64) -> Plan {
         let mut plan = Plan::new(seed);
         plan.operations.retain(|operation| !self.operations.contains(&operation.number));
+        for operation in &mut plan.operations {
+            let of = operation.number;
+            operation.clients.retain(|client| !self.clients.contains(&(of, client.number)));
+        }
         plan.faults.retain(|fault| !self.faults.contains(&fault.number));
         if self.noise {
             plan.noise_per_mille = 0;
@@ -37,13 +43,15 @@ impl Without {
     #[must_use]
     pub fn arguments(&self, seed: u64) -> String {
         let mut text = format!("--seed {seed}");
-        let list =
-            |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        if !self.operations.is_empty() {
-            text.push_str(&format!(" --without-operations {}", list(&self.operations)));
-        }
-        if !self.faults.is_empty() {
-            text.push_str(&format!(" --without-faults {}", list(&self.faults)));
+        let numbers = |numbers: &[usize]| numbers.iter().map(usize::to_string).collect();
+        let clients = self.clients.iter().map(|(of, client)| format!("{of}:{client}")).collect();
+        let lists: [(&str, Vec<String>); 3] = [
+            ("--without-operations", numbers(&self.operations)),
+            ("--without-clients", clients),
+            ("--without-faults", numbers(&self.faults)),
+        ];
+        for (argument, list) in lists.iter().filter(|(_, list)| !list.is_empty()) {
+            text.push_str(&format!(" {argument} {}", list.join(",")));
         }
         for (is_so, argument) in
             [(self.noise, " --without-noise"), (self.upstream_noise, " --without-upstream-noise")]
@@ -59,33 +67,50 @@ impl Without {
 /// Leaves out as much of a failing seed as possible while the same invariant is still broken.
 #[must_use]
 pub fn shrink(seed: u64, violation: &Violation) -> (Without, Violation) {
-    let mut best = (Without::default(), violation.clone());
-    let whole = Plan::new(seed);
-    while let Some(smaller) = candidates(&best.0, &whole).into_iter().find_map(|candidate| {
-        let found = Simulator::run(candidate.plan(seed), false).violation?;
-        (found.invariant == violation.invariant).then_some((candidate, found))
-    }) {
+    let breaks_the_same = |plan| {
+        let found = Simulator::run(plan, false).violation?;
+        (found.invariant == violation.invariant).then_some(found)
+    };
+    shrink_by(seed, violation.clone(), breaks_the_same)
+}
+
+/// Leaves out as much of a failing seed as possible while `check` still finds a violation.
+/// `violation` is that of the whole plan.
+#[must_use]
+pub fn shrink_by(
+    seed: u64,
+    violation: Violation,
+    check: impl Fn(Plan) -> Option<Violation>,
+) -> (Without, Violation) {
+    let mut best = (Without::default(), violation);
+    while let Some(smaller) = candidates(&best.0, &best.0.plan(seed))
+        .into_iter()
+        .find_map(|candidate| check(candidate.plan(seed)).map(|found| (candidate, found)))
+    {
         best = smaller;
     }
     best
 }
 
-/// Returns all candidates that leave out one more part.
-fn candidates(without: &Without, whole: &Plan) -> Vec<Without> {
+/// Returns all candidates that leave out one more part of what is left of the plan.
+fn candidates(without: &Without, left: &Plan) -> Vec<Without> {
     let mut candidates = Vec::new();
-    for number in whole.operations.iter().map(|operation| operation.number) {
-        if !without.operations.contains(&number) {
-            let mut fewer = without.clone();
-            fewer.operations.push(number);
-            fewer.operations.sort_unstable();
-            candidates.push(fewer);
-        }
+    for operation in &left.operations {
+        let mut fewer = without.clone();
+        // Its clients are left out with it.
+        fewer.clients.retain(|(of, _)| *of != operation.number);
+        insert(&mut fewer.operations, operation.number);
+        candidates.push(fewer);
     }
-    for number in whole.faults.iter().map(|fault| fault.number) {
-        if !without.faults.contains(&number) {
+    for fault in &left.faults {
+        let mut fewer = without.clone();
+        insert(&mut fewer.faults, fault.number);
+        candidates.push(fewer);
+    }
+    for operation in &left.operations {
+        for client in &operation.clients {
             let mut fewer = without.clone();
-            fewer.faults.push(number);
-            fewer.faults.sort_unstable();
+            insert(&mut fewer.clients, (operation.number, client.number));
             candidates.push(fewer);
         }
     }
@@ -96,4 +121,9 @@ fn candidates(without: &Without, whole: &Plan) -> Vec<Without> {
         candidates.push(Without { upstream_noise: true, ..without.clone() });
     }
     candidates
+}
+
+fn insert<T: Ord>(parts: &mut Vec<T>, part: T) {
+    parts.push(part);
+    parts.sort_unstable();
 }

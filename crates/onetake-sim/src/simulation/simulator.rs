@@ -21,6 +21,8 @@ use super::world::World;
 const CLIENTS_MAX: Micros = 400 * SECOND;
 /// The time within which the final requests must end.
 const LAST_WORDS_MAX: Micros = 1_500 * SECOND;
+/// The time within which writes that are under way at the end must be done.
+const WRITES_MAX: Micros = 10 * SECOND;
 /// The maximum duration of a shutdown that nothing delays.
 const SHUTDOWN_MAX: Micros = 60 * SECOND;
 
@@ -111,10 +113,10 @@ impl Simulator {
     fn start_clients(&self) -> Arc<AtomicUsize> {
         let answered = Arc::new(AtomicUsize::new(0));
         for operation in &self.world.plan.operations {
-            for (number, plan) in operation.clients.iter().enumerate() {
+            for plan in &operation.clients {
                 let key = super::history::key_text(operation.number, operation.mode);
                 self.world.history.will_ask(operation.tenant, &key, plan.payload);
-                let stream = format!("client {} {number}", operation.number);
+                let stream = format!("client {} {}", operation.number, plan.number);
                 let asking = client(Arc::clone(&self.world), operation.clone(), *plan, stream);
                 let answered = Arc::clone(&answered);
                 self.clients.spawn(async move {
@@ -179,6 +181,7 @@ impl Simulator {
                     let engine = process.engine.clone();
                     process.executor.spawn(async move {
                         engine.reap(10).await;
+                        engine.sweep(10).await;
                     });
                 }
             }
@@ -331,6 +334,19 @@ impl Simulator {
                 process.executor.run_until_idle();
             }
         }
+        self.check_waiting(index);
+    }
+
+    /// Checks the number of callers that wait in a process (S19). The history checks the number of
+    /// its running operations.
+    fn check_waiting(&self, index: usize) {
+        let Some(node) = self.nodes.get(index) else { return };
+        let Some(process) = &node.process else { return };
+        let (waiting, max) = (process.gauges.waiting(), node.plan.limits.waiting_max);
+        if usize::try_from(waiting).is_ok_and(|waiting| waiting > max) {
+            let what = format!("{waiting} callers wait on node {index}, and {max} are allowed");
+            self.world.history.violate(self.world.now(), "S19", what);
+        }
     }
 
     /// Requests every key once more. Each must have an outcome, or a final answer that it has none.
@@ -376,10 +392,17 @@ impl Simulator {
         }
     }
 
-    /// Checks that nothing runs, waits or is in a journal any more, and that attempts that never
-    /// started are not unknown.
+    /// Checks that nothing runs, waits or is in a queue or a journal any more, and that attempts
+    /// that never started are not unknown.
     fn check_that_nothing_is_left(&mut self) {
         let world = Arc::clone(&self.world);
+        // The engine goes on to release claims whose answers were lost. One such release may be
+        // under way now.
+        let writes = |simulator: &Self| {
+            let processes = simulator.nodes.iter().filter_map(|node| node.process.as_ref());
+            processes.map(|process| process.engine.queued_writes()).sum::<usize>()
+        };
+        self.drive(world.now() + WRITES_MAX, |simulator| writes(simulator) == 0);
         let (history, now) = (&world.history, world.now());
         for (id, stands) in history.unfinished() {
             history.violate(now, "every key settles", format!("{id:?} is still {stands}"));
@@ -393,6 +416,15 @@ impl Simulator {
             let busy = history.ids().into_iter().find(|id| process.engine.is_under_way(*id));
             if let Some(id) = busy {
                 let what = format!("node {} still has {id:?} under way", node.index);
+                history.violate(now, "memory is empty", what);
+            }
+            let (running, waiting) = (process.gauges.running(), process.gauges.waiting());
+            let queued = process.engine.queued_writes();
+            if (running, waiting, queued) != (0, 0, 0) {
+                let what = format!(
+                    "node {} has {running} operations, {waiting} waiting callers, {queued} writes",
+                    node.index
+                );
                 history.violate(now, "memory is empty", what);
             }
             let files = world.disks.get(node.index).map_or(0, super::journal::Disk::files);

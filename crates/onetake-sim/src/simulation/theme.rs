@@ -160,7 +160,7 @@ impl Staged<'_> {
         self.plan.upstream.refuses_per_mille = 500;
         for _ in 0..3 {
             let begins = self.begins();
-            let clients = self.random.between(1, 3);
+            let clients = self.pick(&[1, 2, 3]);
             self.add_operation(Mode::Async, begins, clients);
         }
         for client in self.plan.operations.iter_mut().rev().take(3).flat_map(|it| &mut it.clients) {
@@ -249,11 +249,12 @@ impl Staged<'_> {
     }
 
     /// Adds an operation whose clients wait patiently and retry.
-    fn add_operation(&mut self, mode: Mode, begins: Micros, clients: u64) {
+    fn add_operation(&mut self, mode: Mode, begins: Micros, clients: usize) {
         let number = self.plan.operations.last().map_or(0, |it| it.number + 1);
         let random = &mut self.random;
         let clients = (0..clients)
-            .map(|_| ClientPlan {
+            .map(|number| ClientPlan {
+                number,
                 starts_at: begins + random.below(300 * MILLISECOND),
                 payload: 0,
                 tries: 4,

@@ -130,6 +130,52 @@ impl World {
         );
     }
 
+    /// Commits the effect of a run of mode T with its completion. Returns `None` if the answer was
+    /// lost; then it is open whether it committed.
+    pub async fn commit(
+        self: &Arc<Self>,
+        process: (usize, u64),
+        run: RunNumber,
+        attempt: Attempt,
+        done: Completion,
+    ) -> Option<bool> {
+        // It is the last statement of the transaction that is committed here.
+        done.mark_executed();
+        let (node, incarnation) = process;
+        let (noise, cut) = (self.noise_per_mille(), self.is_cut(node).is_some());
+        let (is_lost, is_deaf, is_slow) = self.decide("commit", |random| {
+            (random.chance(noise / 4), random.chance(noise), random.chance(noise))
+        });
+        let times = self.times(node);
+        let slow = if is_slow { times.work * 3 } else { 0 };
+        if is_lost || cut {
+            self.timeline.sleep(times.work, node + 1).await;
+            self.history.run_ended(self.now(), run);
+            return None;
+        }
+        let (tell, told) = oneshot::channel();
+        let server = Arc::clone(self);
+        self.timeline.after(
+            times.work + slow,
+            Box::new(move |_| {
+                let Attempt { id, attempt, .. } = attempt;
+                let settlement =
+                    Settlement { id, attempt, transition: Transition::Complete(done.recording) };
+                let (now, actor) = (server.now(), Actor::Node(node, incarnation));
+                let settled = server.backend.settle(&server.history, now, actor, settlement);
+                let is_committed = matches!(settled, Ok(Settled::Done { .. }));
+                if is_committed {
+                    server.history.effect(now, run);
+                }
+                server.history.run_ended(now, run);
+                let _gone = tell.send(is_committed);
+                server.mark_busy(node + 1);
+            }),
+        );
+        let is_committed = told.await.ok()?;
+        if is_deaf { None } else { Some(is_committed) }
+    }
+
     fn conduct(&self) -> Conduct {
         let planned = if self.is_calm() { UpstreamPlan::default() } else { self.plan.upstream };
         let UpstreamPlan { noise_per_mille: noise, refuses_per_mille, .. } = planned;
@@ -223,51 +269,10 @@ impl Proxy {
             self.world.history.run_ended(self.world.now(), run);
             return answer(StatusCode::INTERNAL_SERVER_ERROR, "not recorded");
         };
-        match self.commit(run, attempt, completion).await {
+        match self.world.commit((self.node, self.incarnation), run, attempt, completion).await {
             Some(true) => response,
             Some(false) | None => answer(StatusCode::INTERNAL_SERVER_ERROR, "not committed"),
         }
-    }
-
-    /// Commits the effect with the completion. Returns `None` if the answer was lost; then it is
-    /// open whether it committed.
-    async fn commit(&self, run: RunNumber, attempt: Attempt, done: Completion) -> Option<bool> {
-        // It is the last statement of the transaction that is committed here.
-        done.mark_executed();
-        let world = Arc::clone(&self.world);
-        let (noise, cut) = (world.noise_per_mille(), world.is_cut(self.node).is_some());
-        let (is_lost, is_deaf, is_slow) = world.decide("commit", |random| {
-            (random.chance(noise / 4), random.chance(noise), random.chance(noise))
-        });
-        let times = world.times(self.node);
-        let slow = if is_slow { times.work * 3 } else { 0 };
-        if is_lost || cut {
-            world.timeline.sleep(times.work, self.node + 1).await;
-            world.history.run_ended(world.now(), run);
-            return None;
-        }
-        let (tell, told) = oneshot::channel();
-        let (place, actor) = (self.node + 1, Actor::Node(self.node, self.incarnation));
-        let server = Arc::clone(&world);
-        world.timeline.after(
-            times.work + slow,
-            Box::new(move |_| {
-                let Attempt { id, attempt, .. } = attempt;
-                let settlement =
-                    Settlement { id, attempt, transition: Transition::Complete(done.recording) };
-                let now = server.now();
-                let settled = server.backend.settle(&server.history, now, actor, settlement);
-                let is_committed = matches!(settled, Ok(Settled::Done { .. }));
-                if is_committed {
-                    server.history.effect(now, run);
-                }
-                server.history.run_ended(now, run);
-                let _gone = tell.send(is_committed);
-                server.mark_busy(place);
-            }),
-        );
-        let is_committed = told.await.ok()?;
-        if is_deaf { None } else { Some(is_committed) }
     }
 }
 

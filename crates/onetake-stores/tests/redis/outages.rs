@@ -6,7 +6,7 @@ use std::time::Duration;
 use onetake_core::store::Due;
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Failure, ManualClock, OnUnknown, Recording, Shift, Store,
-    StoreErrorKind, SystemClock, Terms, Transition,
+    StoreErrorKind, SystemClock, Terms, Timestamp, Transition,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Redis, until};
@@ -164,6 +164,39 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
     for this in [&a, &b] {
         let record = done(&owner, this, outcome()).await;
         assert_eq!(record.attempt, this.attempt, "its owner ended it");
+    }
+}
+
+/// The contact of a node counts in a command until the command timeout is over, to the microsecond
+/// of the server's clock. A command that is executed later takes nothing from an owner.
+#[tokio::test]
+async fn contact_counts_until_the_command_timeout_is_over() {
+    let server = Redis::start().await;
+    let micro = Duration::from_micros(1);
+    for (late_by, is_taken) in [(Duration::ZERO, true), (micro, false)] {
+        let (clock, shift) = (ManualClock::default(), Shift::default());
+        shift.fix(Timestamp::from_micros(1_893_456_000_000_000));
+        let options = RedisOptions {
+            prefix: prefix(),
+            clock: Arc::new(clock.clone()),
+            shift: shift.clone(),
+            ..RedisOptions::default()
+        };
+        let timeout = options.command_timeout;
+        let store = RedisStore::open(&server.url(), options).await.unwrap();
+        let mut owner = claim_of("a");
+        owner.terms.on_unknown = OnUnknown::Retry;
+        claim(&store, &owner).await.unwrap();
+        // Lease and grace, 30 s each, end. The node was in contact all the time, and then reads the
+        // server's clock.
+        clock.advance(Duration::from_secs(60));
+        shift.advance(Duration::from_secs(60));
+        load(&store, "a").await.unwrap();
+        // The command is on its way for this long: only the server's clock goes on.
+        shift.advance(timeout + late_by);
+        let claimed = claim(&store, &claim_of("a")).await.unwrap();
+        let was_taken = matches!(claimed, Claimed::Granted { .. });
+        assert_eq!(was_taken, is_taken, "{late_by:?} after the timeout: {claimed:?}");
     }
 }
 

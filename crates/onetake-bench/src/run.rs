@@ -112,8 +112,7 @@ impl Rounds<'_> {
 pub(crate) fn measure(target: &Target, load: Load, upstream: &Target) -> io::Result<Round> {
     let counts_at = target.counts_at.unwrap_or(upstream.address);
     let (runs, before) = (runs_at(counts_at)?, target.usage());
-    let measured =
-        load.run().map_err(|error| io::Error::other(format!("{}: {error}", target.name)))?;
+    let measured = load.run().map_err(|error| target.explain(&error))?;
     let (runs, after) = (runs_at(counts_at)? - runs, target.usage());
     if runs != measured.runs {
         let what = format!("{}: {runs} runs for {} requests", target.name, measured.runs);
@@ -134,7 +133,7 @@ pub(crate) fn measure(target: &Target, load: Load, upstream: &Target) -> io::Res
 /// Returns the number of system calls per request, if it can be counted.
 fn system_calls(target: &Target, load: Load) -> io::Result<Option<f64>> {
     let Some(counter) = SystemCalls::count(&target.processes) else { return Ok(None) };
-    let measured = load.run()?;
+    let measured = load.run().map_err(|error| target.explain(&error))?;
     Ok(counter.stop().map(|calls| calls / measured.responses as f64))
 }
 

@@ -47,6 +47,8 @@ pub(crate) enum Measure {
     Idle,
     /// Fresh keys on stores with different numbers of live keys.
     Growth,
+    /// Fresh keys without and beside the sweep of many expired records.
+    Sweep,
 }
 
 /// The requests of a case.

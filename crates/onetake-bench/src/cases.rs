@@ -137,6 +137,12 @@ pub(crate) const CASES: &[Case] = &[
         measure: Measure::Idle,
     },
     Case {
+        name: "sweep",
+        group: Group::Gateway,
+        about: "new keys beside the sweep of many expired records",
+        measure: Measure::Sweep,
+    },
+    Case {
         name: "stores-fresh",
         group: Group::Stores,
         about: "new keys on every store",

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::case::{Case, Group};
+use crate::case::{Case, Group, Measure, Traffic};
 use crate::cases::CASES;
 
 pub(crate) const USAGE: &str = "\
@@ -108,6 +108,12 @@ impl Options {
             _ => return Err(format!("{name} is not an option")),
         }
         Ok(())
+    }
+
+    /// Returns the number of connections of a case that has only one.
+    pub(crate) fn connections_of(&self, traffic: &Traffic) -> usize {
+        let connections = self.connections.as_deref().unwrap_or(traffic.connections);
+        connections.first().copied().unwrap_or(1)
     }
 }
 

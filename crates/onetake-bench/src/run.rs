@@ -36,6 +36,7 @@ fn sections(case: &Case, options: &Options, stage: &mut Stage) -> io::Result<Vec
         Measure::HotKey => Ok(vec![special::hot_key(case.name, options, stage)?]),
         Measure::Idle => Ok(vec![special::idle(case.name, options, stage)?]),
         Measure::Growth => Ok(vec![special::growth(case.name, options, stage)?]),
+        Measure::Sweep => Ok(vec![special::sweep(case.name, options, stage)?]),
     }
 }
 
@@ -91,7 +92,8 @@ impl Rounds<'_> {
         Ok(section)
     }
 
-    fn load(&self, target: &Target, keys: Keys, round: &str) -> Load {
+    /// Returns the load of one run. `round` is a part of its keys.
+    pub(crate) fn load(&self, target: &Target, keys: Keys, round: &str) -> Load {
         Load {
             to: target.address,
             wire: self.traffic.wire,
@@ -139,10 +141,15 @@ fn system_calls(target: &Target, load: Load) -> io::Result<Option<f64>> {
 
 /// Asks a program for the number of its runs.
 pub(crate) fn runs_at(address: SocketAddr) -> io::Result<u64> {
+    get(address, "/runs")?.parse().map_err(io::Error::other)
+}
+
+/// Returns the body of a response whose length is known to the server.
+pub(crate) fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
-    stream.write_all(b"GET /runs HTTP/1.1\r\nhost: upstream\r\nconnection: close\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
-    let body = response.rsplit("\r\n").next().unwrap_or_default();
-    body.parse().map_err(io::Error::other)
+    let body = response.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
+    body.ok_or_else(|| io::Error::other(format!("no response from {address}: {response}")))
 }

@@ -28,7 +28,7 @@ pub(crate) fn growth(
         let filled = fill(&store, keys, Terms::default())?;
         let took = SystemClock.monotonic() - began;
         let on_disk = bytes_on_disk(&store)? as f64 / keys as f64;
-        let gateway = stage.on_folder(folder)?;
+        let gateway = stage.on_folder(folder, "")?;
         let began = SystemClock.monotonic();
         let target = stage.start_gateway(&name, gateway)?;
         // Any request that passes through.
@@ -45,8 +45,7 @@ pub(crate) fn growth(
         ]);
         targets.push((target, Keys::Fresh));
     }
-    let connections = options.connections.as_ref().and_then(|numbers| numbers.first().copied());
-    let connections = connections.unwrap_or(64);
+    let connections = options.connections_of(&Traffic::SMALL);
     let rounds = Rounds { case, traffic: Traffic::SMALL, connections, options, stage };
     let mut section = rounds.run(&targets)?;
     for (target, _) in &targets {

@@ -20,6 +20,7 @@ cargo xtask bench [options]
   --rounds N            (default: 5)
   --seconds N           the length of one run, in seconds (default: 2)
   --keys N,N…           live keys of the case growth (default: 100000,1000000)
+  --flame FILE.svg      a flame graph of the gateway, with one --case and one number of --connections
   --json FILE           write the result as JSON, and a plot beside it";
 
 /// The settings of a benchmark.
@@ -34,6 +35,7 @@ pub(crate) struct Options {
     pub(crate) lasts: Duration,
     pub(crate) is_quick: bool,
     pub(crate) keys: Vec<usize>,
+    pub(crate) flame: Option<PathBuf>,
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -50,6 +52,7 @@ impl Options {
             lasts: Duration::from_secs(2),
             is_quick: false,
             keys: Vec::new(),
+            flame: None,
             json: None,
         };
         let mut peers = Vec::new();
@@ -76,7 +79,19 @@ impl Options {
             options.keys =
                 if options.is_quick { vec![1_000, 10_000] } else { vec![100_000, 1_000_000] };
         }
+        if options.flame.is_some() && !options.is_one_load() {
+            return Err("--flame needs one --case with --connections N, such as \
+                        --case fresh --connections 256"
+                .to_owned());
+        }
         Ok(options)
+    }
+
+    /// Returns true if there is one case, which measures a load at one number of connections.
+    fn is_one_load(&self) -> bool {
+        let is_load = |case: &&Case| matches!(case.measure, Measure::Load(..));
+        let has_one = self.connections.as_ref().is_some_and(|numbers| numbers.len() == 1);
+        has_one && self.cases.len() == 1 && self.cases.iter().all(is_load)
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
@@ -85,6 +100,7 @@ impl Options {
         match name {
             "--binary" => self.binary = value.into(),
             "--compare" => self.compare = Some(value.into()),
+            "--flame" => self.flame = Some(value.into()),
             "--json" => self.json = Some(value.into()),
             "--rounds" => self.rounds = value.parse().map_err(|_| wrong())?,
             "--keys" => self.keys = numbers().map_err(|_| wrong())?,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::case::{Case, Contender, Keys, Measure, Traffic};
+use crate::flame;
 use crate::load::Load;
 use crate::options::Options;
 use crate::report::{Report, Round, Section};
@@ -88,6 +89,18 @@ impl Rounds<'_> {
             let load = Load { lasts: COUNTED, ..self.load(target, *keys, "counted") };
             let calls = system_calls(target, load)?;
             section.system_calls.extend(calls.map(|calls| (target.name.clone(), calls)));
+        }
+        if let Some(file) = &self.options.flame {
+            // The last one: before it may be that of `--compare`.
+            let gateway = targets.iter().rfind(|(target, _)| target.admin.is_some());
+            let (target, keys) =
+                gateway.ok_or_else(|| io::Error::other("the case of --flame has no gateway"))?;
+            let title = format!("{}, case {}, {connections} connections", target.name, self.case);
+            let mut load = self.load(target, *keys, "flame");
+            if !self.options.is_quick {
+                load.lasts = load.lasts.max(flame::LASTS);
+            }
+            flame::draw(target, load, &title, file)?;
         }
         Ok(section)
     }

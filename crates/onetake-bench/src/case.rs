@@ -176,6 +176,7 @@ pub(crate) enum Setup {
 /// upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
+    AxumIdempotent,
     ExpressIdempotency,
     NodeIdempotency,
     Restate,

@@ -258,6 +258,7 @@ pub(crate) const CASES: &[Case] = &[
             Traffic::SMALL,
             &[
                 contender("onetake", EMBEDDED, Keys::Fresh),
+                contender("axum", Program::Peer(Peer::AxumIdempotent), Keys::Fresh),
                 contender("express", Program::Peer(Peer::ExpressIdempotency), Keys::Fresh),
                 contender("node", Program::Peer(Peer::NodeIdempotency), Keys::Fresh),
                 contender("restate", Program::Peer(Peer::Restate), Keys::Fresh),
@@ -272,6 +273,7 @@ pub(crate) const CASES: &[Case] = &[
             Traffic::SMALL,
             &[
                 contender("onetake", EMBEDDED, Keys::Repeated),
+                contender("axum", Program::Peer(Peer::AxumIdempotent), Keys::Repeated),
                 contender("express", Program::Peer(Peer::ExpressIdempotency), Keys::Repeated),
                 contender("node", Program::Peer(Peer::NodeIdempotency), Keys::Repeated),
                 contender("restate", Program::Peer(Peer::Restate), Keys::Repeated),

@@ -14,7 +14,7 @@ cargo xtask bench [options]
   --binary FILE         the onetake binary (default: beside this program)
   --compare FILE        another onetake binary, measured beside it as `base`
   --case NAME           a case or a group of cases; may be repeated (default: all but peers)
-  --peers               programs of others too; they are installed with npm
+  --peers               programs of others too; they are installed with npm, or built
   --connections N,N…    (default: those of each case)
   --rate N              requests per second of all connections, in an open loop
   --rounds N            (default: 5)

@@ -8,8 +8,10 @@ use crate::cases::CASES;
 
 pub(crate) const USAGE: &str = "\
 cargo xtask bench [options]
+cargo xtask bench --parts [--quick] [NAME…]
 
-  --list                the cases
+  --parts               parts of the gateway by themselves, one after the other (default: all)
+  --list                the cases and the parts
   --quick               one short round of each case, to see that it runs
   --binary FILE         the onetake binary (default: beside this program)
   --compare FILE        another onetake binary, measured beside it as `base`
@@ -133,16 +135,33 @@ impl Options {
     }
 }
 
-/// Prints the cases.
+/// The parts of the gateway that are measured by themselves: the benches of this package.
+const PARTS: &[(&str, &str)] = &[
+    ("engine", "the engine on the embedded store, beside a raw log"),
+    ("fingerprint", "the fingerprint of one body"),
+    ("gateway", "requests through the gateway with clients in one process"),
+    ("keys", "pages of the admin API among many keys"),
+    ("layer", "the layer inside axum, beside the plain handler"),
+    ("memory", "the memory of the embedded store while keys are added"),
+    ("outbox", "transactions that write messages, while the broker is killed"),
+    ("postgres", "the engine on PostgreSQL, beside the plain SQL pattern and the server's limit"),
+];
+
+/// Prints the cases and the parts.
 pub(crate) fn list() {
+    println!("cases and their groups (--case):");
     for case in CASES {
-        println!("{:<14} {:<8} {}", case.name, case.group.name(), case.about);
+        println!("  {:<14} {:<8} {}", case.name, case.group.name(), case.about);
+    }
+    println!("parts (--parts):");
+    for (name, about) in PARTS {
+        println!("  {name:<23} {about}");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Options;
+    use super::{Options, PARTS};
 
     #[test]
     fn a_case_or_a_group_is_named() {
@@ -161,6 +180,33 @@ mod tests {
     fn wrong_values_are_refused() {
         for wrong in [["--case", "fest"], ["--rate", "0"], ["--rounds", "x"], ["--colour", "red"]] {
             assert!(Options::parse(&wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn all_benches_are_listed() {
+        let benches = include_str!("../Cargo.toml").split("[[bench]]\nname = \"").skip(1);
+        let benches: Vec<&str> = benches.filter_map(|rest| rest.split('"').next()).collect();
+        let parts: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(parts, benches);
+    }
+
+    #[test]
+    fn a_flame_graph_is_of_one_load() {
+        let parse = |arguments: &str| {
+            let arguments: Vec<&str> = arguments.split(' ').collect();
+            Options::parse(&arguments).map(|options| options.flame)
+        };
+        let graph = parse("--flame a.svg --case fresh --connections 256").unwrap();
+        assert_eq!(graph, Some("a.svg".into()));
+        for wrong in [
+            "--flame a.svg",
+            "--flame a.svg --case fresh",
+            "--flame a.svg --case fresh --connections 64,256",
+            "--flame a.svg --case fresh --case replay --connections 64",
+            "--flame a.svg --case idle --connections 64",
+        ] {
+            parse(wrong).unwrap_err();
         }
     }
 }

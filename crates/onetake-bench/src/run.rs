@@ -163,6 +163,8 @@ pub(crate) fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
-    let body = response.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
-    body.ok_or_else(|| io::Error::other(format!("no response from {address}: {response}")))
+    match response.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => Ok(body.to_owned()),
+        _ => Err(io::Error::other(format!("GET {path} of {address}: {response}"))),
+    }
 }

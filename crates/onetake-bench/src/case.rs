@@ -47,6 +47,8 @@ pub(crate) enum Measure {
     Idle,
     /// Fresh keys on stores with different numbers of live keys.
     Growth,
+    /// Fresh keys without and beside the sweep of many expired records.
+    Sweep,
 }
 
 /// The requests of a case.
@@ -174,6 +176,7 @@ pub(crate) enum Setup {
 /// upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
+    AxumIdempotent,
     ExpressIdempotency,
     NodeIdempotency,
     Restate,

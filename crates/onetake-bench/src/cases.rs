@@ -137,6 +137,12 @@ pub(crate) const CASES: &[Case] = &[
         measure: Measure::Idle,
     },
     Case {
+        name: "sweep",
+        group: Group::Gateway,
+        about: "new keys beside the sweep of many expired records",
+        measure: Measure::Sweep,
+    },
+    Case {
         name: "stores-fresh",
         group: Group::Stores,
         about: "new keys on every store",
@@ -252,6 +258,7 @@ pub(crate) const CASES: &[Case] = &[
             Traffic::SMALL,
             &[
                 contender("onetake", EMBEDDED, Keys::Fresh),
+                contender("axum", Program::Peer(Peer::AxumIdempotent), Keys::Fresh),
                 contender("express", Program::Peer(Peer::ExpressIdempotency), Keys::Fresh),
                 contender("node", Program::Peer(Peer::NodeIdempotency), Keys::Fresh),
                 contender("restate", Program::Peer(Peer::Restate), Keys::Fresh),
@@ -266,6 +273,7 @@ pub(crate) const CASES: &[Case] = &[
             Traffic::SMALL,
             &[
                 contender("onetake", EMBEDDED, Keys::Repeated),
+                contender("axum", Program::Peer(Peer::AxumIdempotent), Keys::Repeated),
                 contender("express", Program::Peer(Peer::ExpressIdempotency), Keys::Repeated),
                 contender("node", Program::Peer(Peer::NodeIdempotency), Keys::Repeated),
                 contender("restate", Program::Peer(Peer::Restate), Keys::Repeated),

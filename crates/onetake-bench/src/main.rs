@@ -6,6 +6,7 @@
 
 mod case;
 mod cases;
+mod flame;
 mod load;
 mod options;
 mod programs;

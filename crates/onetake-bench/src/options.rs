@@ -3,23 +3,26 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::case::{Case, Group};
+use crate::case::{Case, Group, Measure, Traffic};
 use crate::cases::CASES;
 
 pub(crate) const USAGE: &str = "\
 cargo xtask bench [options]
+cargo xtask bench --parts [--quick] [NAME…]
 
-  --list                the cases
+  --parts               parts of the gateway by themselves, one after the other (default: all)
+  --list                the cases and the parts
   --quick               one short round of each case, to see that it runs
   --binary FILE         the onetake binary (default: beside this program)
   --compare FILE        another onetake binary, measured beside it as `base`
   --case NAME           a case or a group of cases; may be repeated (default: all but peers)
-  --peers               programs of others too; they are installed with npm
+  --peers               programs of others too; they are installed with npm, or built
   --connections N,N…    (default: those of each case)
   --rate N              requests per second of all connections, in an open loop
   --rounds N            (default: 5)
   --seconds N           the length of one run, in seconds (default: 2)
   --keys N,N…           live keys of the case growth (default: 100000,1000000)
+  --flame FILE.svg      a flame graph of the gateway, with one --case and one number of --connections
   --json FILE           write the result as JSON, and a plot beside it";
 
 /// The settings of a benchmark.
@@ -34,6 +37,7 @@ pub(crate) struct Options {
     pub(crate) lasts: Duration,
     pub(crate) is_quick: bool,
     pub(crate) keys: Vec<usize>,
+    pub(crate) flame: Option<PathBuf>,
     pub(crate) json: Option<PathBuf>,
 }
 
@@ -50,6 +54,7 @@ impl Options {
             lasts: Duration::from_secs(2),
             is_quick: false,
             keys: Vec::new(),
+            flame: None,
             json: None,
         };
         let mut peers = Vec::new();
@@ -76,7 +81,19 @@ impl Options {
             options.keys =
                 if options.is_quick { vec![1_000, 10_000] } else { vec![100_000, 1_000_000] };
         }
+        if options.flame.is_some() && !options.is_one_load() {
+            return Err("--flame needs one --case with --connections N, such as \
+                        --case fresh --connections 256"
+                .to_owned());
+        }
         Ok(options)
+    }
+
+    /// Returns true if there is one case, which measures a load at one number of connections.
+    fn is_one_load(&self) -> bool {
+        let is_load = |case: &&Case| matches!(case.measure, Measure::Load(..));
+        let has_one = self.connections.as_ref().is_some_and(|numbers| numbers.len() == 1);
+        has_one && self.cases.len() == 1 && self.cases.iter().all(is_load)
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
@@ -85,6 +102,7 @@ impl Options {
         match name {
             "--binary" => self.binary = value.into(),
             "--compare" => self.compare = Some(value.into()),
+            "--flame" => self.flame = Some(value.into()),
             "--json" => self.json = Some(value.into()),
             "--rounds" => self.rounds = value.parse().map_err(|_| wrong())?,
             "--keys" => self.keys = numbers().map_err(|_| wrong())?,
@@ -109,18 +127,41 @@ impl Options {
         }
         Ok(())
     }
+
+    /// Returns the number of connections of a case that has only one.
+    pub(crate) fn connections_of(&self, traffic: &Traffic) -> usize {
+        let connections = self.connections.as_deref().unwrap_or(traffic.connections);
+        connections.first().copied().unwrap_or(1)
+    }
 }
 
-/// Prints the cases.
+/// The parts of the gateway that are measured by themselves: the benches of this package.
+const PARTS: &[(&str, &str)] = &[
+    ("engine", "the engine on the embedded store, beside a raw log"),
+    ("fingerprint", "the fingerprint of one body"),
+    ("gateway", "requests through the gateway with clients in one process"),
+    ("keys", "pages of the admin API among many keys"),
+    ("layer", "the layer inside axum, beside the plain handler"),
+    ("memory", "the memory of the embedded store while keys are added"),
+    ("outbox", "transactions that write messages, while the broker is killed"),
+    ("postgres", "the engine on PostgreSQL, beside the plain SQL pattern and the server's limit"),
+];
+
+/// Prints the cases and the parts.
 pub(crate) fn list() {
+    println!("cases and their groups (--case):");
     for case in CASES {
-        println!("{:<14} {:<8} {}", case.name, case.group.name(), case.about);
+        println!("  {:<14} {:<8} {}", case.name, case.group.name(), case.about);
+    }
+    println!("parts (--parts):");
+    for (name, about) in PARTS {
+        println!("  {name:<23} {about}");
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Options;
+    use super::{Options, PARTS};
 
     #[test]
     fn a_case_or_a_group_is_named() {
@@ -139,6 +180,33 @@ mod tests {
     fn wrong_values_are_refused() {
         for wrong in [["--case", "fest"], ["--rate", "0"], ["--rounds", "x"], ["--colour", "red"]] {
             assert!(Options::parse(&wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn all_benches_are_listed() {
+        let benches = include_str!("../Cargo.toml").split("[[bench]]\nname = \"").skip(1);
+        let benches: Vec<&str> = benches.filter_map(|rest| rest.split('"').next()).collect();
+        let parts: Vec<&str> = PARTS.iter().map(|(name, _)| *name).collect();
+        assert_eq!(parts, benches);
+    }
+
+    #[test]
+    fn a_flame_graph_is_of_one_load() {
+        let parse = |arguments: &str| {
+            let arguments: Vec<&str> = arguments.split(' ').collect();
+            Options::parse(&arguments).map(|options| options.flame)
+        };
+        let graph = parse("--flame a.svg --case fresh --connections 256").unwrap();
+        assert_eq!(graph, Some("a.svg".into()));
+        for wrong in [
+            "--flame a.svg",
+            "--flame a.svg --case fresh",
+            "--flame a.svg --case fresh --connections 64,256",
+            "--flame a.svg --case fresh --case replay --connections 64",
+            "--flame a.svg --case idle --connections 64",
+        ] {
+            parse(wrong).unwrap_err();
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::case::{Case, Contender, Keys, Measure, Traffic};
+use crate::flame;
 use crate::load::Load;
 use crate::options::Options;
 use crate::report::{Report, Round, Section};
@@ -36,6 +37,7 @@ fn sections(case: &Case, options: &Options, stage: &mut Stage) -> io::Result<Vec
         Measure::HotKey => Ok(vec![special::hot_key(case.name, options, stage)?]),
         Measure::Idle => Ok(vec![special::idle(case.name, options, stage)?]),
         Measure::Growth => Ok(vec![special::growth(case.name, options, stage)?]),
+        Measure::Sweep => Ok(vec![special::sweep(case.name, options, stage)?]),
     }
 }
 
@@ -88,10 +90,23 @@ impl Rounds<'_> {
             let calls = system_calls(target, load)?;
             section.system_calls.extend(calls.map(|calls| (target.name.clone(), calls)));
         }
+        if let Some(file) = &self.options.flame {
+            // The last one: before it may be that of `--compare`.
+            let gateway = targets.iter().rfind(|(target, _)| target.admin.is_some());
+            let (target, keys) =
+                gateway.ok_or_else(|| io::Error::other("the case of --flame has no gateway"))?;
+            let title = format!("{}, case {}, {connections} connections", target.name, self.case);
+            let mut load = self.load(target, *keys, "flame");
+            if !self.options.is_quick {
+                load.lasts = load.lasts.max(flame::LASTS);
+            }
+            flame::draw(target, load, &title, file)?;
+        }
         Ok(section)
     }
 
-    fn load(&self, target: &Target, keys: Keys, round: &str) -> Load {
+    /// Returns the load of one run. `round` is a part of its keys.
+    pub(crate) fn load(&self, target: &Target, keys: Keys, round: &str) -> Load {
         Load {
             to: target.address,
             wire: self.traffic.wire,
@@ -112,8 +127,7 @@ impl Rounds<'_> {
 pub(crate) fn measure(target: &Target, load: Load, upstream: &Target) -> io::Result<Round> {
     let counts_at = target.counts_at.unwrap_or(upstream.address);
     let (runs, before) = (runs_at(counts_at)?, target.usage());
-    let measured =
-        load.run().map_err(|error| io::Error::other(format!("{}: {error}", target.name)))?;
+    let measured = load.run().map_err(|error| target.explain(&error))?;
     let (runs, after) = (runs_at(counts_at)? - runs, target.usage());
     if runs != measured.runs {
         let what = format!("{}: {runs} runs for {} requests", target.name, measured.runs);
@@ -134,16 +148,23 @@ pub(crate) fn measure(target: &Target, load: Load, upstream: &Target) -> io::Res
 /// Returns the number of system calls per request, if it can be counted.
 fn system_calls(target: &Target, load: Load) -> io::Result<Option<f64>> {
     let Some(counter) = SystemCalls::count(&target.processes) else { return Ok(None) };
-    let measured = load.run()?;
+    let measured = load.run().map_err(|error| target.explain(&error))?;
     Ok(counter.stop().map(|calls| calls / measured.responses as f64))
 }
 
 /// Asks a program for the number of its runs.
 pub(crate) fn runs_at(address: SocketAddr) -> io::Result<u64> {
+    get(address, "/runs")?.parse().map_err(io::Error::other)
+}
+
+/// Returns the body of a response whose length is known to the server.
+pub(crate) fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address)?;
-    stream.write_all(b"GET /runs HTTP/1.1\r\nhost: upstream\r\nconnection: close\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
-    let body = response.rsplit("\r\n").next().unwrap_or_default();
-    body.parse().map_err(io::Error::other)
+    match response.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => Ok(body.to_owned()),
+        _ => Err(io::Error::other(format!("GET {path} of {address}: {response}"))),
+    }
 }

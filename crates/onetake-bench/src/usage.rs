@@ -9,7 +9,7 @@ use onetake_core::{Clock, SystemClock};
 /// The unit of CPU times in `/proc`.
 const TICKS_PER_SECOND: f64 = 100.0;
 /// The time that perf gets to attach to a process. An idle process calls next to nothing meanwhile.
-const PERF_START: Duration = Duration::from_millis(500);
+pub(crate) const PERF_START: Duration = Duration::from_millis(500);
 
 /// CPU time and memory of processes.
 #[derive(Clone, Copy, Debug, Default)]

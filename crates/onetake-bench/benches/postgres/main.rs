@@ -1,6 +1,7 @@
 //! PostgreSQL: claim + complete through the engine beside the plain pattern (one
 //! `INSERT … ON CONFLICT` and one `UPDATE` a request) and beside the limit of the server (the
-//! engine's two statements alone, in the engine's batches), and claims beside a sweep of a million
+//! engine's two statements alone, in the engine's batches: with all connections busy, and with as
+//! many operations under way as the engine has tasks), and claims beside a sweep of a million
 //! expired rows.
 //!
 //! `cargo bench --bench postgres` runs it. The contenders alternate in one run on one server,
@@ -75,7 +76,7 @@ fn engine(store: Arc<dyn Store>) -> Engine {
 
 async fn rates(server: &Postgres, round: Duration, threads: usize) {
     let (mut ours, mut plain, mut limits) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut batches, mut round_trips) = (Vec::new(), Vec::new());
+    let (mut batches, mut round_trips, mut same_load) = (Vec::new(), Vec::new(), Vec::new());
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     for number in 0..ROUNDS {
@@ -110,6 +111,10 @@ async fn rates(server: &Postgres, round: Duration, threads: usize) {
         plain.push(measure(round, ran).await);
         let batch = batches.last().copied().unwrap_or(1.0).round().max(1.0) as usize;
         limits.push(Limit::connect(&url, CONNECTIONS, batch).await.rate(round).await);
+        // The same with only as many operations under way as the engine has tasks.
+        let connections = TASKS.div_ceil(batch).clamp(1, CONNECTIONS);
+        let limit = Limit::connect(&url, connections, TASKS / connections).await;
+        same_load.push(limit.rate(round).await);
     }
     let hot = server.sql(
         &database,
@@ -123,12 +128,20 @@ async fn rates(server: &Postgres, round: Duration, threads: usize) {
     println!("  engine:        {:>9.0} operations/s {ours:.0?}", median(&ours));
     println!("  plain pattern: {:>9.0} operations/s {plain:.0?}", median(&plain));
     println!("  limit:         {:>9.0} operations/s {limits:.0?}", median(&limits));
+    println!(
+        "  limit, {TASKS} operations under way: {:.0} operations/s {same_load:.0?}",
+        median(&same_load)
+    );
     let ratios = |others: &[f64]| -> Vec<f64> {
         ours.iter().zip(others).map(|(ours, other)| ours / other).collect()
     };
-    let (to_plain, to_limit) = (ratios(&plain), ratios(&limits));
+    let (to_plain, to_limit, to_same) = (ratios(&plain), ratios(&limits), ratios(&same_load));
     println!("  engine / plain:{:>9.2} {to_plain:.2?}", median(&to_plain));
     println!("  engine / limit:{:>9.2} {to_limit:.2?}", median(&to_limit));
+    println!(
+        "  engine / limit, {TASKS} operations under way: {:.2} {to_same:.2?}",
+        median(&to_same)
+    );
     println!(
         "  {:.1} operations in a statement, {:.2} round trips per fresh operation",
         median(&batches),

@@ -7,6 +7,8 @@ mod table;
 use std::io;
 use std::path::Path;
 
+pub(crate) use svg::escaped;
+
 /// The figures of one program in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
@@ -171,6 +173,11 @@ impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}, {} cores, Linux {}", self.processor, self.cores, self.kernel)
     }
+}
+
+/// Returns the name of the machine, for plots.
+pub(crate) fn machine() -> String {
+    Machine::this().to_string()
 }
 
 #[cfg(test)]

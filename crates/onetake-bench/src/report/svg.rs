@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Machine, Row, Section};
+use super::{Row, Section, machine};
 
 const WIDTH: f64 = 820.0;
 /// The left end of the bars.
@@ -36,7 +36,7 @@ pub(super) fn text(sections: &[Section]) -> String {
          <text x=\"10\" y=\"38\" fill=\"#555555\">{}</text>\n\
          <line x1=\"{one}\" y1=\"48\" x2=\"{one}\" y2=\"{height}\" stroke=\"#bbbbbb\" \
          stroke-dasharray=\"3 3\"/>\n{shapes}</svg>\n",
-        escaped(&Machine::this().to_string()),
+        escaped(&machine()),
     )
 }
 
@@ -83,6 +83,7 @@ fn x(ratio: f64) -> f64 {
     LEFT + part * (WIDTH - LEFT - RIGHT)
 }
 
-fn escaped(text: &str) -> String {
+/// Returns a text for the inside of an element.
+pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

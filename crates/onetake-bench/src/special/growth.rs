@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use onetake_core::{Clock, SystemClock};
+use onetake_core::{Clock, SystemClock, Terms};
 
 use super::fact;
 use crate::case::{Keys, Traffic};
@@ -25,14 +25,14 @@ pub(crate) fn growth(
         let folder = tempfile::tempdir()?;
         let store = folder.path().join("store");
         let began = SystemClock.monotonic();
-        let filled = fill(&store, keys)?;
+        let filled = fill(&store, keys, Terms::default())?;
         let took = SystemClock.monotonic() - began;
         let on_disk = bytes_on_disk(&store)? as f64 / keys as f64;
-        let gateway = stage.on_folder(folder)?;
+        let gateway = stage.on_folder(folder, "")?;
         let began = SystemClock.monotonic();
         let target = stage.start_gateway(&name, gateway)?;
         // Any request that passes through.
-        let _runs = runs_at(target.address)?;
+        let _runs = runs_at(target.address).map_err(|error| target.explain(&error))?;
         let start = SystemClock.monotonic() - began;
         let record = filled.record_bytes as f64;
         facts.extend([
@@ -45,8 +45,7 @@ pub(crate) fn growth(
         ]);
         targets.push((target, Keys::Fresh));
     }
-    let connections = options.connections.as_ref().and_then(|numbers| numbers.first().copied());
-    let connections = connections.unwrap_or(64);
+    let connections = options.connections_of(&Traffic::SMALL);
     let rounds = Rounds { case, traffic: Traffic::SMALL, connections, options, stage };
     let mut section = rounds.run(&targets)?;
     for (target, _) in &targets {

@@ -42,8 +42,11 @@ pub(crate) fn hot_key(
     let hot = HotKey { to: target.address, duplicates, lasts };
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
-        alone.push(hot.others(format!("alone-{round}")).run()?.quantile(0.99));
-        beside.push(hot.round(round, &target, &stage.upstream)?.quantile(0.99));
+        let explain = |error: io::Error| target.explain(&error);
+        let others = hot.others(format!("alone-{round}")).run().map_err(explain)?;
+        alone.push(others.quantile(0.99));
+        let others = hot.round(round, &stage.upstream).map_err(explain)?;
+        beside.push(others.quantile(0.99));
     }
     let ratios = alone.iter().zip(&beside).map(|(alone, beside)| beside / alone).collect();
     let mut section = Section { case, connections: CONNECTIONS, ..Section::default() };
@@ -85,7 +88,7 @@ impl HotKey {
     }
 
     /// Runs the other traffic beside the hot key. Checks that the hot key ran once.
-    fn round(self, round: usize, target: &Target, upstream: &Target) -> io::Result<Measured> {
+    fn round(self, round: usize, upstream: &Target) -> io::Result<Measured> {
         let before = runs_at(upstream.address)?;
         let (ready, is_ready) = std::sync::mpsc::channel();
         let duplicates = std::thread::spawn(move || {
@@ -107,8 +110,7 @@ impl HotKey {
         let same = bodies.first().is_some_and(|first| bodies.iter().all(|body| body == first));
         if runs != 1 || !same || bodies.len() != self.duplicates {
             let count = bodies.len();
-            let what = format!("{}: {runs} runs, {count} responses", target.name);
-            return Err(io::Error::other(what));
+            return Err(io::Error::other(format!("{runs} runs, {count} responses")));
         }
         Ok(measured)
     }

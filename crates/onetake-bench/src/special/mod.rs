@@ -3,10 +3,12 @@
 mod growth;
 mod hot_key;
 mod idle;
+mod sweep;
 
 pub(crate) use growth::growth;
 pub(crate) use hot_key::hot_key;
 pub(crate) use idle::idle;
+pub(crate) use sweep::sweep;
 
 use crate::report::Fact;
 

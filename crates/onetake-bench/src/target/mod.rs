@@ -22,6 +22,8 @@ use crate::usage::{Usage, usage, wait_until};
 use servers::Servers;
 
 const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest time from the end of a process's connections to the end of the process.
+const END_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A running program. It is stopped on drop.
 pub(crate) struct Target {
@@ -34,7 +36,12 @@ pub(crate) struct Target {
     pub(crate) path: Option<&'static str>,
     /// The address that counts runs, if it is not the upstream's.
     pub(crate) counts_at: Option<SocketAddr>,
-    /// Ends the processes and removes their files on drop.
+    /// The address of the gateway's admin listener, if it is a gateway.
+    pub(crate) admin: Option<SocketAddr>,
+    child: Child,
+    /// The output of the process.
+    log: PathBuf,
+    /// Ends further processes and removes all files on drop.
     held: Vec<Box<dyn Any>>,
 }
 
@@ -55,6 +62,7 @@ impl Target {
             let log = std::fs::read_to_string(log).unwrap_or_default();
             return Err(io::Error::other(format!("{name} does not listen: {log}")));
         }
+        // It may still end: a gateway listens before it opens its store.
         Ok(Self {
             name: name.to_owned(),
             address,
@@ -62,7 +70,10 @@ impl Target {
             processes: vec![child.pid()],
             path: None,
             counts_at: None,
-            held: vec![Box::new(child), Box::new(folder)],
+            admin: None,
+            child,
+            log,
+            held: vec![Box::new(folder)],
         })
     }
 
@@ -78,6 +89,17 @@ impl Target {
         ];
         command.extend_from_slice(arguments);
         Self::start(role, address, answers, folder, &command)
+    }
+
+    /// Adds the program's name to an error. If its process has ended, adds that and its output: to a
+    /// client, such an end is only a connection that was reset.
+    pub(crate) fn explain(&self, error: &io::Error) -> io::Error {
+        let name = &self.name;
+        if !wait_until(END_TIMEOUT, || self.child.is_gone()) {
+            return io::Error::other(format!("{name}: {error}"));
+        }
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        io::Error::other(format!("{name}: its process ended ({error}). Its output:\n{log}"))
     }
 
     /// Returns the usage of the processes so far.

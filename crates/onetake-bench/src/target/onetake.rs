@@ -78,10 +78,11 @@ impl Stage {
         Ok(Gateway { sections: sections.to_owned(), ..gateway })
     }
 
-    /// Returns a gateway on the store in a folder, which is removed with the gateway.
-    pub(crate) fn on_folder(&self, folder: TempDir) -> io::Result<Gateway> {
+    /// Returns a gateway on the store in a folder, which is removed with the gateway, with these
+    /// sections in its configuration.
+    pub(crate) fn on_folder(&self, folder: TempDir, sections: &str) -> io::Result<Gateway> {
         let store = format!("embedded:{}", shown(&folder.path().join("store")));
-        Ok(Gateway { folder, store, ..Gateway::embedded(self.upstream.address)? })
+        Ok(Gateway { folder, store, ..self.with_sections(sections)? })
     }
 
     /// Starts a gateway with the measured binary.
@@ -104,7 +105,7 @@ impl Gateway {
     }
 
     pub(super) fn start(self, name: &str, binary: &Path) -> io::Result<Target> {
-        let journal = shown(&self.folder.path().join("outcomes"));
+        let (admin, journal) = (free_address(), shown(&self.folder.path().join("outcomes")));
         let mut flags = Vec::new();
         if !self.sections.is_empty() {
             let file = self.folder.path().join("onetake.toml");
@@ -116,7 +117,7 @@ impl Gateway {
         }
         let flag = |name: &str, value: String| [name.to_owned(), value];
         flags.extend(flag("--listen", self.address.to_string()));
-        flags.extend(flag("--admin-listen", free_address().to_string()));
+        flags.extend(flag("--admin-listen", admin.to_string()));
         flags.extend(flag("--upstream", self.upstream));
         flags.extend(flag("--store", self.store.clone()));
         // A server has no folder for the journal beside it.
@@ -127,7 +128,8 @@ impl Gateway {
         command.extend(journal);
         command.extend([shown(binary), "serve".to_owned()]);
         command.extend(flags);
-        Target::start(name, self.address, Answers::Records, self.folder, &command)
+        let target = Target::start(name, self.address, Answers::Records, self.folder, &command)?;
+        Ok(Target { admin: Some(admin), ..target })
     }
 }
 

@@ -1,4 +1,5 @@
-//! Programs of others, from the package registry of Node. They are installed on first use.
+//! Programs of others, from the package registries of Rust and Node. They are built or installed on
+//! first use.
 //!
 //! The middleware packages keep their records in memory: nothing of theirs survives a crash.
 //! Restate's log is durable.
@@ -24,23 +25,46 @@ const PACKAGES: &[&str] = &[
     "@restatedev/restate-sdk@1.17.2",
 ];
 
+/// The package with the middleware for axum. A lock file pins it.
+const RUST_PACKAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/Cargo.toml");
+
 impl Stage {
-    /// Starts a program of others, or returns `None` if Node is not installed.
+    /// Starts a program of others, or returns `None` if Cargo or Node is not installed.
     pub(super) fn peer(&self, peer: Peer) -> io::Result<Option<Target>> {
-        let (Some(node), Some(npm)) = (find("node", &[]), find("npm", &[])) else {
-            return Ok(None);
+        let with_node = |start: fn(&Node) -> io::Result<Target>| {
+            Node::with_packages()?.as_ref().map(start).transpose()
         };
-        let modules = install(&shown(&npm))?;
-        let node = Node { node: shown(&node), modules };
-        let started = match peer {
+        match peer {
+            Peer::AxumIdempotent => axum_idempotent(),
             Peer::ExpressIdempotency => {
-                node.api("express", include_str!("peer_scripts/express.cjs"))
+                with_node(|node| node.api("express", include_str!("peer_scripts/express.cjs")))
             }
-            Peer::NodeIdempotency => node.api("node", include_str!("peer_scripts/node.cjs")),
-            Peer::Restate => node.restate(),
-        };
-        started.map(Some)
+            Peer::NodeIdempotency => {
+                with_node(|node| node.api("node", include_str!("peer_scripts/node.cjs")))
+            }
+            Peer::Restate => with_node(Node::restate),
+        }
     }
+}
+
+/// Builds the middleware for axum, unless it is built, and starts it.
+fn axum_idempotent() -> io::Result<Option<Target>> {
+    let Some(cargo) = std::env::var_os("CARGO").map(PathBuf::from).or_else(|| find("cargo", &[]))
+    else {
+        return Ok(None);
+    };
+    let built = tools().join("bench-peers/rust");
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--release", "--locked", "--manifest-path", RUST_PACKAGE]);
+    if !command.arg("--target-dir").arg(&built).status()?.success() {
+        return Err(io::Error::other("axum-idempotent could not be built"));
+    }
+    let address = free_address();
+    let program = shown(&built.join("release/onetake-bench-peers"));
+    let command = [program, address.port().to_string()];
+    let (answers, folder) = (Answers::RecordsUnmarked, tempfile::tempdir()?);
+    let target = Target::start("axum", address, answers, folder, &command)?;
+    Ok(Some(Target { counts_at: Some(address), ..target }))
 }
 
 /// Installs the packages, unless they are there. Returns their folder.
@@ -65,6 +89,15 @@ struct Node {
 }
 
 impl Node {
+    /// Returns Node with the packages, or `None` if it is not installed.
+    fn with_packages() -> io::Result<Option<Self>> {
+        let (Some(node), Some(npm)) = (find("node", &[]), find("npm", &[])) else {
+            return Ok(None);
+        };
+        let modules = install(&shown(&npm))?;
+        Ok(Some(Self { node: shown(&node), modules }))
+    }
+
     /// Starts a script that is an API by itself.
     fn api(&self, name: &str, script: &str) -> io::Result<Target> {
         let address = free_address();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use http::Uri;
 use http::uri::Scheme;
 use onetake_core::OnUnknown;
+use onetake_http::policy::TENANT_NOT_NAMED;
 use onetake_http::routes::{RoutePattern, never_reached};
 use onetake_http::{InFlight, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
@@ -255,7 +256,7 @@ impl Checks<'_, '_> {
         let is_named = route.policy.tenant.is_some() || defaults.tenant.is_some();
         if route.preset == Some(Preset::Payment) && !is_named {
             let fault = ValueError::new(
-                "a route with preset \"payment\" must name its tenant, because a wrong guess could mix payments of two customers",
+                TENANT_NOT_NAMED,
                 "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route \
                  or in [defaults]",
             );

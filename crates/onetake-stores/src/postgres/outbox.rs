@@ -202,7 +202,7 @@ impl PostgresStore {
         let rows = self.outbox(COUNTS, parameters, Effect::Reads).await?;
         let Some(row) = rows.first() else { return Ok(OutboxCounts::default()) };
         let lag = Duration::from_micros(unsigned(get(row, 1)?));
-        Ok(OutboxCounts { waiting: unsigned(get(row, 0)?), lag, parked: unsigned(get(row, 2)?) })
+        Ok(OutboxCounts::new(unsigned(get(row, 0)?), lag, unsigned(get(row, 2)?)))
     }
 
     async fn read_parked(

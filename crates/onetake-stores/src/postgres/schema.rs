@@ -75,6 +75,7 @@ const TRIES_MAX: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migrated {
     /// The version that was found; `None` if there were no tables.
+#[non_exhaustive]
     pub from: Option<u32>,
     /// The version after the migration.
     pub to: u32,

@@ -190,7 +190,7 @@ fn counts(connection: &Connection, now: Timestamp) -> rusqlite::Result<OutboxCou
         |row| {
             let oldest: Option<i64> = row.get(1)?;
             let lag = oldest.map(|at| now.since(timestamp(at))).unwrap_or_default();
-            Ok(OutboxCounts { waiting: unsigned(row.get(0)?), lag, parked: unsigned(row.get(2)?) })
+            Ok(OutboxCounts::new(unsigned(row.get(0)?), lag, unsigned(row.get(2)?)))
         },
     )
 }

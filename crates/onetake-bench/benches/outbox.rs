@@ -47,7 +47,7 @@ async fn run(phase: Duration) {
     let config = Config { name: "P".into(), subjects: vec!["paid".into()], ..Config::default() };
     async_nats::jetstream::new(client).create_stream(config).await.unwrap();
     let place = nats.url();
-    let sink = NatsSink::connect(&place, NatsOptions::default(), Arc::clone(&clock)).await;
+    let sink = NatsSink::connect([place], NatsOptions::default(), Arc::clone(&clock)).await;
     let sink = Arc::new(sink.unwrap());
     let outbox = Arc::clone(&store) as Arc<dyn Outbox>;
     let relay = Relay::with(Arc::clone(&outbox), sink, clock, rng, RelayOptions::default());

@@ -22,7 +22,7 @@ use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, Overrides, StoreConfig};
+use crate::config::{self, Config, ConfigError, Overrides, StoreConfig};
 use crate::demo::{self, DemoError, Screen};
 use crate::doctor::{self, Format};
 use crate::gateway::{self, Gateway, StartError};
@@ -254,13 +254,18 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
         found.push(routes(config.routes.len()));
         if explain {
             let explained = config::explain(text.as_deref(), &name, std::env::vars());
-            said.push_str(&explained.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?);
+            said.push_str(&explained.map_err(invalid)?);
         }
     }
     if purposes.ext_proc {
         let config = load_ext_proc(Some(path))?;
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
         found.push(format!("{} for Envoy", routes(config.routes.len())));
+        // The routes of a gateway in the same file are the same, and were explained.
+        if explain && !purposes.gateway {
+            let explained = config::explain_ext_proc(text.as_deref(), &name, std::env::vars());
+            said.push_str(&explained.map_err(invalid)?);
+        }
     }
     if purposes.relay {
         let relay = relay::check(text.as_deref(), &name)?;
@@ -275,14 +280,17 @@ fn routes(count: usize) -> String {
 
 fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
     let (text, name) = read(path)?;
-    config::load(text.as_deref(), &name, std::env::vars(), overrides)
-        .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
+    config::load(text.as_deref(), &name, std::env::vars(), overrides).map_err(invalid)
 }
 
 fn load_ext_proc(path: Option<&Path>) -> Result<Config, Failed> {
     let (text, name) = read(path)?;
     config::load_ext_proc(text.as_deref(), &name, std::env::vars(), Overrides::default())
-        .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
+        .map_err(invalid)
+}
+
+fn invalid(error: ConfigError) -> Failed {
+    Failed(ErrorChain(&error).to_string(), 2)
 }
 
 /// Returns the file's text, if there is a file, and its name for error messages.
@@ -311,8 +319,7 @@ impl StoreArguments {
     fn load(self) -> Result<StoreConfig, Failed> {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
-        config::load_store(text.as_deref(), &name, std::env::vars(), overrides)
-            .map_err(|error| Failed(ErrorChain(&error).to_string(), 2))
+        config::load_store(text.as_deref(), &name, std::env::vars(), overrides).map_err(invalid)
     }
 
     fn migrate(self) -> ExitCode {

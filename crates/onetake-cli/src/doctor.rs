@@ -63,7 +63,7 @@ fn text(examined: &Examined) -> String {
         let _infallible = writeln!(out, "clock      {by} {word} this machine's");
     }
     out.push('\n');
-    for Finding { weight, what, fix } in &findings(diagnosis) {
+    for Finding { weight, what, fix, .. } in &findings(diagnosis) {
         let _infallible = writeln!(out, "{:<11}{what}", word(*weight));
         if !fix.is_empty() {
             let _infallible = writeln!(out, "{:<11}→ {fix}", "");
@@ -75,7 +75,7 @@ fn text(examined: &Examined) -> String {
 fn object(examined: &Examined) -> Value {
     let Examined { role, url, diagnosis } = examined;
     let findings = findings(diagnosis);
-    let findings = findings.iter().map(|Finding { weight, what, fix }| {
+    let findings = findings.iter().map(|Finding { weight, what, fix, .. }| {
         json!({ "weight": word(*weight), "what": what, "fix": fix })
     });
     json!({

@@ -36,7 +36,7 @@ macro_rules! delegate_store {
     };
     (@impl AuditLog $decorator:ty, $this:ident, $inner:expr) => {
         impl $crate::store::AuditLog for $decorator {
-            $crate::delegate_store!($this => $inner; entry, entries);
+            $crate::delegate_store!($this => $inner; audit, audit_entries);
         }
     };
     (@impl SharedSecrets $decorator:ty, $this:ident, $inner:expr) => {
@@ -92,12 +92,12 @@ macro_rules! delegate_store {
             reference: $crate::scope::Reference
         ) -> Result<Vec<$crate::scope::RecordId>, $crate::store::StoreError>);
     };
-    (@entry $this:ident, $inner:expr) => {
+    (@audit $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, audit(
             entry: $crate::audit::AuditEntry
         ) -> Result<(), $crate::store::StoreError>);
     };
-    (@entries $this:ident, $inner:expr) => {
+    (@audit_entries $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, audit_entries(
             of: Option<$crate::scope::RecordId>, from: Option<$crate::store::Cursor>, limit: usize
         ) -> Result<$crate::audit::AuditPage, $crate::store::StoreError>);

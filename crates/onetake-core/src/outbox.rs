@@ -281,6 +281,7 @@ pub enum Delivery {
 
 /// The numbers of messages in an outbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OutboxCounts {
     /// The number of undelivered messages. Counting stops at [`COUNTED_MAX`].
     pub waiting: u64,
@@ -288,6 +289,15 @@ pub struct OutboxCounts {
     pub lag: Duration,
     /// The number of parked messages. Counting stops at [`COUNTED_MAX`].
     pub parked: u64,
+}
+
+impl OutboxCounts {
+    /// Creates the counts of an outbox: its undelivered messages, the age of the oldest of them,
+    /// and its parked messages.
+    #[must_use]
+    pub fn new(waiting: u64, lag: Duration, parked: u64) -> Self {
+        Self { waiting, lag, parked }
+    }
 }
 
 /// The number at which counting stops.

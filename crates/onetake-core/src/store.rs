@@ -19,7 +19,7 @@
 //!    name. A secret is durable before it is returned, and never changes afterwards. It is not a
 //!    record: it does not expire, and no method for records returns it.
 //! 8. **Audit entries are kept** for [`AUDIT_KEPT`](crate::audit::AUDIT_KEPT), whatever happens to
-//!    their records. They are durable when `entry` returns.
+//!    their records. They are durable when `audit` returns.
 //!
 //! `onetake_conformance::run` checks all of this.
 

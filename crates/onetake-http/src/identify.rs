@@ -15,6 +15,7 @@ use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
 use crate::admit::is_final;
+use crate::advice::Advice;
 use crate::body::{ExactEnd, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
@@ -139,15 +140,10 @@ impl Head {
         match error {
             UploadError::TooLarge => {
                 let max = self.policy.max_request_body;
-                tracing::debug!(
-                    route = self.policy.label,
-                    max,
-                    "a request body is larger than max_request_body of its route"
-                );
                 let detail = format!(
                     "The body has more than {max} bytes, the maximum of this route for requests with a key. Send a smaller body. Nothing was run."
                 );
-                Problem::new(Code::RequestBodyTooLarge, detail)
+                Problem::new(Code::RequestBodyTooLarge, detail).advising(Advice::LargeBody)
             }
             UploadError::NoMemory => {
                 shared.memory.count_refused();

@@ -12,6 +12,7 @@ use tower_layer::Layer;
 use onetake_core::engine::EngineError;
 use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
+use crate::advice::Warnings;
 use crate::duplicates::Detector;
 use crate::endpoints::Endpoints;
 use crate::handle::Handles;
@@ -197,6 +198,7 @@ pub(crate) struct LayerState {
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
     pub(crate) misfits: MisconfiguredRoutes,
+    pub(crate) warnings: Warnings,
     /// True if the tenants of all policies are known to fit their handles.
     knows_tenants: bool,
     /// See [`LayerBuilder::around_whole_app`].
@@ -513,6 +515,7 @@ impl LayerBuilder {
             deriving: OnceLock::new(),
             types,
             misfits: MisconfiguredRoutes::default(),
+            warnings: Warnings::default(),
             knows_tenants,
             is_around_whole_app: self.is_around_whole_app,
             endpoints_taken: AtomicBool::new(false),

@@ -12,6 +12,7 @@
 
 mod accepted;
 mod admit;
+mod advice;
 pub mod body;
 mod content_type;
 mod context;

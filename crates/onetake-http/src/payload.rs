@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::CONTENT_ENCODING;
 
+use crate::advice::Advice;
 use crate::grpc::message::{SentMessage, only_message};
 use crate::json::{self, Document, Limits, Value};
 use crate::problem::{Code, Problem};
@@ -135,16 +136,13 @@ fn decoded(data: &Bytes, encoding: &[u8], max: usize) -> Result<Bytes, Problem> 
                     )
                 })?;
             if text.len() > max {
-                tracing::debug!(
-                    max,
-                    "a decompressed request body is larger than max_request_body of its route"
-                );
-                return Err(Problem::new(
+                let problem = Problem::new(
                     Code::RequestBodyTooLarge,
                     format!(
                         "The decompressed body has more than {max} bytes, the maximum of this route for requests with a key. Send a smaller body. Nothing was run."
                     ),
-                ));
+                );
+                return Err(problem.advising(Advice::LargeBody));
             }
             Ok(text.into())
         }

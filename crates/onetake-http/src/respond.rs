@@ -9,6 +9,7 @@ use onetake_core::engine::{Answer, RecordWith, Settling};
 use onetake_core::{Record, RecordId, Recording, Reference, State};
 
 use crate::accepted::AsyncWait;
+use crate::advice::Advice;
 use crate::body::ResponseBody;
 use crate::head::Name;
 use crate::layer::LayerState;
@@ -26,16 +27,16 @@ struct RefusedRequest {
     problem: Problem,
     reference: Option<Reference>,
     answers: ProblemFormat,
+    /// Advice for the operator, and the route that it is about.
+    advice: Option<(Advice, Box<str>)>,
 }
 
 impl Refusal {
     /// Creates a refusal in the problem format of a route.
     pub(crate) fn new(policy: &Policy, problem: Problem) -> Self {
-        Self(Box::new(RefusedRequest {
-            problem,
-            reference: None,
-            answers: policy.problem_format(),
-        }))
+        let advice = problem.advice().map(|advice| (advice, policy.label.as_str().into()));
+        let answers = policy.problem_format();
+        Self(Box::new(RefusedRequest { problem, reference: None, answers, advice }))
     }
 
     /// Adds the reference of an operation.
@@ -55,7 +56,10 @@ impl Refusal {
         shared: &LayerState,
         trace: &Trace,
     ) -> Response<ResponseBody<Res>> {
-        let RefusedRequest { problem, reference, answers } = *self.0;
+        let RefusedRequest { problem, reference, answers, advice } = *self.0;
+        if let Some((advice, route)) = advice {
+            shared.warnings.warn(advice, &route);
+        }
         trace.set_problem(problem.code(), reference);
         let rng = &**shared.engine.rng();
         answers.tell_with(problem, reference, rng).map(whole)

@@ -35,7 +35,7 @@ const ERROR_BYTES_MAX: usize = 1_024;
 /// let outbox = Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?);
 /// let clock: Arc<dyn Clock> = Arc::new(SystemClock);
 /// let options = NatsOptions { subject_prefix: "payments.".to_owned(), ..NatsOptions::default() };
-/// let sink = NatsSink::connect("nats://127.0.0.1:4222", options, clock).await?;
+/// let sink = NatsSink::connect(["nats://127.0.0.1:4222"], options, clock).await?;
 /// let relay = Relay::new(outbox, Arc::new(sink));
 ///
 /// let stop = CancellationToken::new();

@@ -15,6 +15,7 @@ pub enum Weight {
 
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Finding {
     /// The severity.
     pub weight: Weight,
@@ -46,6 +47,7 @@ impl Finding {
 
 /// The result of all checks of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Diagnosis {
     /// The server's name and version.
     pub server: String,

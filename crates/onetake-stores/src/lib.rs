@@ -25,6 +25,8 @@ mod folders;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod journal;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod outbox_codes;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]

@@ -96,7 +96,7 @@ pub(crate) async fn service(url: &str, journal: &Path) -> Result<(Router, Engine
     let engine = Engine::builder(store).journal(Arc::new(journal)).build();
 
     let orders = Policy::new().key_required().tenant(Tenant::Credential).transactional(order);
-    let charges = Policy::preset(Preset::Payment);
+    let charges = Policy::preset(Preset::Payment).tenant("credential");
     let routes = Routes::new().route("POST /orders", orders).route("POST /charges", charges);
     let app = Router::new()
         .route("/orders", post(order))

@@ -12,6 +12,9 @@
 //! | [`store`] | the contract for a store of your own | `conformance` has its tests |
 //! | [`clock`] | time and randomness, for tests | |
 //!
+//! Structs of options, such as [`engine::Limits`], have public fields and are exhaustive. Build them
+//! with `..Default::default()`, so that a new option does not break your code.
+//!
 //! ```
 //! use std::sync::Arc;
 //! use onetake::prelude::*;
@@ -57,12 +60,12 @@
 //! # }
 //! ```
 
-pub use onetake_core::store::{BoxFuture, Store};
-pub use onetake_core::{Engine, ErrorChain, Key, Scope, delegate_store};
+pub use onetake_core::store::Store;
+pub use onetake_core::{Engine, ErrorChain, delegate_store};
 pub use onetake_core::{clock, inbox, job, outbox, store, transaction};
 
 #[cfg(feature = "http")]
-pub use onetake_http::{OnetakeLayer, Policy, Preset, Routes, Tenant};
+pub use onetake_http::{OnetakeLayer, Policy, Routes};
 
 #[cfg(feature = "axum")]
 mod serve;
@@ -87,7 +90,13 @@ pub use onetake_stores::sqlite;
 /// The engine, its operations, and their records.
 pub mod engine {
     pub use onetake_core::derived::{DerivedKey, DerivingSecret};
-    pub use onetake_core::engine::*;
+    pub use onetake_core::engine::{
+        Again, Answer, Attempt, Begin, Engine, EngineBuilder, EngineError, Executed, ExpectedState,
+        Housekeeping, Inquiry, Intervened, Intervention, Journal, JournalBatch, Lease, LeaseLost,
+        Limits, NotDone, OnRetry, Operation, OperatorAction, Outcome, Promise, Reconcile,
+        ReconcileAnswer, ReconcileOptions, RecordWith, Replays, SPANS, Settling, Traffic, Verdict,
+        WhileRunning, Work,
+    };
     pub use onetake_core::fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
     pub use onetake_core::key::{Key, KeyError};
     pub use onetake_core::origin::{Memo, Origin, TenantDigest};

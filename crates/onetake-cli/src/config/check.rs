@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use http::Uri;
 use http::uri::Scheme;
 use onetake_core::OnUnknown;
+use onetake_http::policy::TENANT_NOT_NAMED;
 use onetake_http::routes::{RoutePattern, never_reached};
 use onetake_http::{InFlight, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
@@ -23,7 +24,7 @@ use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig, StoreTim
 const JOURNAL_FOLDER: &str = "onetake-journal";
 
 /// The upstream of every route if Envoy forwards. It is never connected to.
-const BY_ENVOY: &str = "http://envoy";
+pub(super) const BY_ENVOY: &str = "http://envoy";
 
 /// The tree of the file, for positions of values, and the errors that were found.
 pub(super) struct Checks<'c, 'a> {
@@ -253,9 +254,9 @@ impl Checks<'_, '_> {
 
     fn tenant_named(&mut self, path: &str, route: &RouteOptions, defaults: &PolicyOptions) {
         let is_named = route.policy.tenant.is_some() || defaults.tenant.is_some();
-        if route.preset == Some(Preset::Payment) && !is_named {
+        if route.preset.is_some_and(|preset| preset.values().must_name_tenant) && !is_named {
             let fault = ValueError::new(
-                "a route with preset \"payment\" must name its tenant, because a wrong guess could mix payments of two customers",
+                TENANT_NOT_NAMED,
                 "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route \
                  or in [defaults]",
             );

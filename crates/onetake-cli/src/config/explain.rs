@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use onetake_http::{Dialect, Disposition, Preset};
 
+use super::check::BY_ENVOY;
 use super::error::Problems;
 use super::form::Shape;
 use super::policy::PolicyOptions;
@@ -60,7 +61,8 @@ fn lines(
         if lines.len() == before
             && let Some(value) = built_in(path, option, route, config)
         {
-            let from = if path == "upstream" { "[gateway]" } else { "built-in" };
+            let is_gateways = path == "upstream" && value.starts_with(" =");
+            let from = if is_gateways { "[gateway]" } else { "built-in" };
             lines.push((format!("{path}{value}"), from.to_owned()));
         }
     };
@@ -95,6 +97,7 @@ fn built_in(
         "key.required" => policy.key.required.to_string(),
         "statuses.mismatch" if policy.errors == Dialect::Stripe => "400".to_owned(),
         "fingerprint.mode" => "\"bytes\"".to_owned(),
+        "upstream" if *upstream? == BY_ENVOY => "Envoy forwards the request".to_owned(),
         "upstream" => format!("\"{}\"", upstream?),
         _ if LISTS.contains(&path) => return None,
         _ => option.default.clone()?,

@@ -122,6 +122,21 @@ pub fn explain(
     })
 }
 
+/// Like [`explain`], for an external processor of Envoy.
+///
+/// # Errors
+/// As [`load_ext_proc`].
+pub fn explain_ext_proc(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<String, ConfigError> {
+    with_file(text, file_name, env, Overrides::default(), |file, checks| {
+        let config = checks.ext_proc(file)?;
+        Some(explain::explain(&config, checks.tree, checks.problems))
+    })
+}
+
 /// Like [`load`], for commands that need only a store: no upstream has to be named.
 ///
 /// # Errors

@@ -95,6 +95,8 @@ table! {
             .at(|policy| &mut policy.duplicate_payload).else_says("off"),
         /// The URL for the requests of this route.
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
+        /// The time for the body of a request with a key to arrive. A slower request is refused with 408.
+        request_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.request_timeout),
         /// The time for the whole response of the upstream.
         upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.upstream_timeout),
         /// Statuses whose response is recorded and replayed, such as `"404"`, `"4xx"`, or a code of

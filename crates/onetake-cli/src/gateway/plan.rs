@@ -378,7 +378,10 @@ pub(super) mod tests {
         statuses.mismatch = Some(http::StatusCode::CONFLICT);
         let all: Vec<(&str, layer::Policy)> = vec![
             ("", new()),
-            ("preset = \"payment\"\ntenant = \"credential\"", preset(Preset::Payment)),
+            (
+                "preset = \"payment\"\ntenant = \"credential\"",
+                preset(Preset::Payment).tenant("credential"),
+            ),
             ("preset = \"signup\"", preset(Preset::Signup)),
             ("preset = \"webhook\"", preset(Preset::Webhook)),
             ("preset = \"job\"", preset(Preset::Job)),
@@ -441,6 +444,7 @@ pub(super) mod tests {
                 "key = { required = true }\nvelocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
                 new().key_required().velocity([By::Tenant, By::Json(pointer("/card"))], rate),
             ),
+            ("request_timeout = \"9s\"", new().request_timeout(secs(9))),
             ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
             (
                 "duplicate_payload = { window = \"9s\", action = \"reject\" }",

@@ -174,7 +174,7 @@ async fn sink(
                 ack_timeout: config.timeout,
                 ..onetake_relay::NatsOptions::default()
             };
-            let sink = onetake_relay::NatsSink::connect(url.expose(), options, Arc::clone(clock));
+            let sink = onetake_relay::NatsSink::connect(url.servers(), options, Arc::clone(clock));
             let sink =
                 sink.await.map_err(|error| Failed(format!("relay.sink {url}: {error}"), 2))?;
             Ok((Arc::new(sink), url.to_string()))

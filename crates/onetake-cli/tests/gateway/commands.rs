@@ -167,6 +167,33 @@ fn check_explains_where_values_come_from() {
     assert!(code == 2 && errors.contains("the environment variable `API` is not set"), "{errors}");
 }
 
+/// A file that is only for Envoy names no upstream, because Envoy forwards.
+#[test]
+fn check_explains_a_file_that_is_only_for_envoy() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onetake.toml");
+    let path = file.to_str().unwrap();
+    let explain = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let (code, said, errors) = onetake(&["check", "--config", path, "--explain"], &[]);
+        assert_eq!(code, 0, "{errors}");
+        said
+    };
+    let text = "[ext_proc]\n[[route]]\nmatch = \"POST /jobs\"\npreset = \"job\"\n";
+    let said = explain(text);
+    let line = |start: &str| {
+        let mut lines = said.lines().map(str::trim);
+        lines.find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{start}: {said}"))
+    };
+    assert!(said.contains("route[0]: POST /jobs\n"), "{said}");
+    assert!(line("ttl = \"30d\"").ends_with("# preset job"), "{said}");
+    assert!(line("upstream: Envoy forwards the request").ends_with("# built-in"), "{said}");
+    assert!(!said.contains("http://envoy"), "{said}");
+    // A route is explained once, also if the file is for a gateway too.
+    let both = format!("[gateway]\nupstream = \"http://127.0.0.1:9\"\n{text}");
+    assert_eq!(explain(&both).matches("route[0]: POST /jobs\n").count(), 1);
+}
+
 #[test]
 fn completions_are_printed_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {

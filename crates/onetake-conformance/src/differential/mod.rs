@@ -6,6 +6,10 @@
 //! which something ends, and sometimes opens the store again, as another node would. A reference
 //! beside it decides the same steps by `decide`. The first answer that differs ends the game.
 //!
+//! The steps come from a seed, and not from proptest: a game of many thousand steps on a server
+//! cannot be played again for each smaller version of it, so the seed and the last steps before the
+//! difference replace shrinking.
+//!
 //! The subject's clock must show exactly the store's time.
 //!
 //! [`decide`]: onetake_core::decide

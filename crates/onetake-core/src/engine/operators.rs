@@ -37,6 +37,7 @@ pub struct Intervention {
 /// An action on a key whose outcome is unknown. `Forget` is possible for every key that is not
 /// running.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OperatorAction {
     /// The attempt is known to have had no effect: another may run.
     Release,
@@ -102,6 +103,7 @@ impl From<OperatorAction> for Transition {
 
 /// The result of an intervention.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Intervened {
     /// The change is durable: the record after it.
     Done(Arc<Record>),

@@ -13,6 +13,7 @@ const RECORDS_MIN: usize = 32_768;
 
 /// The replays of a record, as far as this process remembers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Replays {
     /// The number of replays.
     pub count: u64,

@@ -20,6 +20,7 @@ use tracing::{Instrument, Span};
 /// The number of tasks that an engine has spawned, and of messages that woke another task, since
 /// its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Traffic {
     /// Tasks.
     pub tasks: u64,

@@ -81,7 +81,7 @@ impl AuditLog for Unlucky {
         .boxed()
     }
 
-    delegate_store!(self => self.memory; entries);
+    delegate_store!(self => self.memory; audit_entries);
 }
 
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unlucky, self => self.memory);
@@ -184,7 +184,7 @@ impl AuditLog for Unnoted {
         std::future::ready(Err(error)).boxed()
     }
 
-    delegate_store!(self => self.0; entries);
+    delegate_store!(self => self.0; audit_entries);
 }
 
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unnoted, self => self.0);

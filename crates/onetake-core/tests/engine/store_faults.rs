@@ -98,7 +98,7 @@ impl Store for Failing {
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Failing, self => self.memory);
 
 impl AuditLog for Failing {
-    delegate_store!(self => self.memory; entries);
+    delegate_store!(self => self.memory; audit_entries);
 
     fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
         self.entries.fetch_add(1, Ordering::SeqCst);

@@ -52,7 +52,12 @@ where
         return refused(Problem::new(Code::RequestBodyInvalid, detail));
     };
     match policy.tenant.resolve(parts, &**clock).await {
-        Err(problem) => policy.problem_format().tell_with(problem, None, rng),
+        Err(problem) => {
+            if let Some(advice) = problem.advice() {
+                shared.warnings.warn(advice, &policy.label);
+            }
+            policy.problem_format().tell_with(problem, None, rng)
+        }
         Ok(caller) => {
             let used = Use::of(&policy, &caller.tenant, &wanted.method, &wanted.path);
             match shared.secrets.issued_keys.first() {

@@ -27,8 +27,11 @@ impl Policy {
         Self::default()
     }
 
-    /// Returns the values of a preset; later calls override them. `Preset::Payment` sets the
-    /// tenant to [`Tenant::Credential`], which `tenant` can replace.
+    /// Returns the values of a preset; later calls override them.
+    ///
+    /// With `Preset::Payment`, [`tenant`](Self::tenant) must be called too. [`check`](Self::check)
+    /// reports a policy without it, because a wrong guess could mix payments of two customers. In a
+    /// policy that is never checked, the tenant is [`Tenant::Credential`].
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
         let values = preset.values();
@@ -36,8 +39,8 @@ impl Policy {
         policy.outcomes = policy.outcomes.with_every_5xx(values.every_5xx);
         policy.key.required = values.key_required.unwrap_or(policy.key.required);
         policy.on_store_down = values.on_store_down.unwrap_or(policy.on_store_down);
-        if preset == Preset::Payment {
-            policy.tenant = Tenant::Credential;
+        if values.must_name_tenant {
+            (policy.tenant, policy.is_tenant_guessed) = (Tenant::Credential, true);
         }
         policy
     }
@@ -115,6 +118,7 @@ impl Policy {
     /// `Tenant::header("x-account")`, or another [`Tenant`].
     #[must_use]
     pub fn tenant(mut self, tenant: impl TextOr<Tenant>) -> Self {
+        self.is_tenant_guessed = false;
         if let Some(tenant) = self.read_one("tenant", tenant) {
             self.tenant = tenant;
         }
@@ -254,6 +258,13 @@ impl Policy {
     #[must_use]
     pub fn duplicate_payload(mut self, window: Duration, action: DuplicateAction) -> Self {
         self.duplicate_payload = Some(DuplicatePayload::new(window, action));
+        self
+    }
+
+    /// Sets how long the body of a keyed request may take to arrive.
+    #[must_use]
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.request_timeout = timeout;
         self
     }
 

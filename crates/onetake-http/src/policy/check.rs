@@ -31,6 +31,10 @@ const CREDENTIALS: [&str; 4] = ["authorization", "proxy-authorization", "cookie"
 pub const NEVER_KEYED: [Method; 5] =
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
 
+/// The mistake of a route with a preset that must name its tenant, and does not:
+/// [`PresetValues::must_name_tenant`](crate::policy::PresetValues::must_name_tenant).
+pub const TENANT_NOT_NAMED: &str = "a route with preset \"payment\" must name its tenant, because a wrong guess could mix payments of two customers";
+
 /// The most values in a derived key.
 const PARTS_MAX: usize = 16;
 /// The most velocity limits of a route, and the most values of a limit.
@@ -150,6 +154,10 @@ impl Policy {
 
     fn check_key(&self, found: &mut Vec<Mistake>) {
         let KeyPolicy { source, format, min_length, .. } = &self.key;
+        if self.is_tenant_guessed && self.tenant == Tenant::Credential {
+            let fix = "call .tenant(\"credential\"), .tenant(\"public\") or .tenant(Tenant::header(\"x-account\"))";
+            found.push(Mistake::new("tenant", TENANT_NOT_NAMED, fix));
+        }
         if self.needs_tenant() {
             let what = "keys from values that a request has anyway can be guessed, so the policy must name the tenant";
             let fix = "set the tenant to \"credential\", \"public\", or a header such as X-Account";
@@ -273,6 +281,7 @@ impl Policy {
             ("ttl", self.terms.ttl),
             ("lease", self.terms.lease),
             ("upstream_timeout", self.upstream_timeout),
+            ("request_timeout", self.request_timeout),
         ];
         for (option, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
             let what = "the duration is zero, so no operation could run";

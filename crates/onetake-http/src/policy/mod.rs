@@ -20,7 +20,9 @@ use crate::status::{Disposition, StatusPattern, StatusRules};
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
 
-pub use check::{CHANGING_HEADERS, Mistake, NEVER_KEYED, PolicyError, is_namespace};
+pub use check::{
+    CHANGING_HEADERS, Mistake, NEVER_KEYED, PolicyError, TENANT_NOT_NAMED, is_namespace,
+};
 pub use key::{KeyFormat, KeyPolicy, KeySource, RequestValue};
 pub use preset::{Preset, PresetValues};
 
@@ -42,7 +44,7 @@ const MIB: usize = 1 << 20;
 /// | in_flight | `Reject`: 409 |
 /// | on_unknown | `Fail`: never run again |
 /// | on_store_down | `FailClosed`: 503 |
-/// | upstream_timeout | 30 seconds |
+/// | request_timeout, upstream_timeout | 30 seconds each |
 /// | max_request_body, max_response_body | 1 MiB each |
 /// | recorded statuses | 2xx, 3xx and 4xx, except the released ones |
 /// | released statuses | 401, 403, 408, 409, 421, 423, 425, 429 and 503 |
@@ -51,7 +53,8 @@ const MIB: usize = 1 << 20;
 /// **Warning:** requests with other methods pass through untouched, with or without a key.
 ///
 /// Methods take plain text where the gateway's file does (`.release(["5xx"])`). Invalid text is
-/// refused when the layer is built: see [`check`](Self::check).
+/// refused when the layer is built: see [`check`](Self::check). A field has the name of the method
+/// that sets it, unless its documentation names other methods.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Policy {
@@ -60,21 +63,27 @@ pub struct Policy {
     /// The methods that are keyed. `None` means POST and PATCH or, if a key is required, every
     /// method except [`NEVER_KEYED`].
     pub methods: Option<Vec<Method>>,
-    /// The rules by which the paths of the route are compared.
+    /// The rules by which the paths of the route are compared: [`path_case`](Self::path_case) and
+    /// [`trailing_slash`](Self::trailing_slash).
     pub paths: PathRules,
     /// The path of the route, from which path parameters are read. [`Routes`](crate::Routes) sets
     /// it.
     pub path: Option<PathPattern>,
-    /// The source and the format of keys.
+    /// The source and the format of keys: [`key_from`](Self::key_from),
+    /// [`key_required`](Self::key_required), [`key_format`](Self::key_format) and
+    /// [`key_min_length`](Self::key_min_length).
     pub key: KeyPolicy,
     /// The tenant that owns a key.
     pub tenant: Tenant,
     /// The namespace, which separates the keys of this route from those of other routes; empty by
     /// default.
     pub namespace: String,
-    /// The parts of a request that make its fingerprint.
+    /// The parts of a request that make its fingerprint: [`fingerprint`](Self::fingerprint) and
+    /// [`fingerprint_headers`](Self::fingerprint_headers).
     pub fingerprint: FingerprintPolicy,
-    /// Lease, grace, ttl, and the treatment of unknown outcomes.
+    /// Lease, grace, ttl, and the treatment of unknown outcomes: [`ttl`](Self::ttl),
+    /// [`lease`](Self::lease), [`grace`](Self::grace), [`on_unknown`](Self::on_unknown), or
+    /// [`terms`](Self::terms) for all of them.
     pub terms: Terms,
     /// True if every effect of the operation commits with its outcome. `transactional` sets it
     /// (feature `axum`).
@@ -98,7 +107,8 @@ pub struct Policy {
     /// The longest time that the operation may run.
     pub upstream_timeout: Duration,
     /// The rules that record or release an attempt, or make it unknown, by the status of its
-    /// response.
+    /// response: [`record`](Self::record), [`release`](Self::release) and
+    /// [`mark_unknown`](Self::mark_unknown).
     pub outcomes: StatusRules,
     /// The format of problems.
     pub errors: Dialect,
@@ -110,6 +120,8 @@ pub struct Policy {
     pub max_response_body: usize,
     /// The longest time that the request's body may take to arrive.
     pub request_timeout: Duration,
+    /// True if the tenant is the guess of a preset that requires a named one.
+    is_tenant_guessed: bool,
     /// Mistakes that the builder methods found.
     mistakes: Vec<Mistake>,
     /// The statuses that `record`, `release` and `mark_unknown` named.
@@ -195,6 +207,7 @@ impl Default for Policy {
             max_request_body: MIB,
             max_response_body: MIB,
             request_timeout: Duration::from_secs(30),
+            is_tenant_guessed: false,
             mistakes: Vec::new(),
             listed: Listed::default(),
         }

@@ -55,6 +55,7 @@ impl Preset {
             key_required: if is_dear { Some(true) } else { None },
             every_5xx: if is_dear { Disposition::Unknown } else { Disposition::Release },
             on_store_down: if is_dear { Some(OnStoreDown::FailClosed) } else { None },
+            must_name_tenant: matches!(self, Self::Payment),
         }
     }
 }
@@ -71,6 +72,9 @@ pub struct PresetValues {
     pub every_5xx: Disposition,
     /// The behaviour while the store is unreachable.
     pub on_store_down: Option<OnStoreDown>,
+    /// True if the policy must name its tenant, because a wrong guess could mix the operations of
+    /// two customers.
+    pub must_name_tenant: bool,
 }
 
 impl std::fmt::Display for Preset {

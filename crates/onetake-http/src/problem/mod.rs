@@ -12,6 +12,8 @@ use http::{HeaderMap, Response, StatusCode};
 
 use onetake_core::Reference;
 
+use crate::advice::Advice;
+
 pub use format::{Dialect, ProblemFormat, ProblemStatuses};
 pub use upstream::UpstreamFailure;
 
@@ -185,6 +187,7 @@ pub struct Problem {
     retryable: bool,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
     headers: Vec<(HeaderName, HeaderValue)>,
+    advice: Option<Advice>,
 }
 
 impl Problem {
@@ -193,7 +196,18 @@ impl Problem {
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
         let retryable = code.is_retryable();
-        Self { code, detail, retry_after: None, retryable, recorded: None, headers }
+        Self { code, detail, retry_after: None, retryable, recorded: None, headers, advice: None }
+    }
+
+    /// Adds advice for the operator, which goes to the log.
+    pub(crate) fn advising(mut self, advice: Advice) -> Self {
+        self.advice = Some(advice);
+        self
+    }
+
+    /// The advice for the operator, if there is any.
+    pub(crate) fn advice(&self) -> Option<Advice> {
+        self.advice
     }
 
     /// Sets a header of the response.

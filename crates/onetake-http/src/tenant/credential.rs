@@ -6,6 +6,7 @@ use http::header::{AUTHORIZATION, HeaderName};
 use http::request::Parts;
 
 use super::{Caller, header, tagged, unresolved};
+use crate::advice::Advice;
 use crate::problem::{Code, Problem};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -54,14 +55,11 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
     let rest = rest.trim_ascii();
     let is_named = |name: &&&str| name.as_bytes().eq_ignore_ascii_case(scheme);
     let Some(scheme) = STABLE_SCHEMES.iter().find(is_named) else {
-        // The scheme is not logged: a client may send a bare secret without one.
-        tracing::debug!(
-            "a request was refused because its Authorization scheme may sign each request: set another tenant for its route, such as tenant = {{ header = \"X-Account\" }} or tenant = \"public\""
-        );
-        return Err(Problem::new(
+        let problem = Problem::new(
             Code::TenantUnstable,
             "Credentials of this Authorization scheme may change with every request, so a retry could not be recognized. Send a credential that stays the same instead, such as Bearer, Basic or X-Api-Key. Nothing was run.",
-        ));
+        );
+        return Err(problem.advising(Advice::UnstableCredential));
     };
     if rest.is_empty() {
         return Err(unresolved("the header Authorization has no credential after its scheme"));

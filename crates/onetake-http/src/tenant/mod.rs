@@ -21,6 +21,7 @@ use http::request::Parts;
 
 use onetake_core::Clock;
 
+use crate::advice::Advice;
 use crate::problem::{Code, Problem};
 use credential::credential;
 pub use named::{TENANT_FORMS, tenant_named};
@@ -150,12 +151,10 @@ impl Tenant {
             Self::CredentialOrPublic => match credential(parts) {
                 Ok(Some(caller)) => Ok(caller),
                 Ok(None) if parts.headers.contains_key(COOKIE) => {
-                    tracing::debug!(
-                        "a request was refused because it has cookies and no other credential: set the tenant of its route, such as tenant = {{ header = \"X-Account\" }}, or tenant = \"public\" if keys cannot be guessed"
-                    );
-                    Err(unresolved(
+                    let problem = unresolved(
                         "cookies do not identify it. Send an Authorization header (Bearer or Basic) or X-Api-Key",
-                    ))
+                    );
+                    Err(problem.advising(Advice::CookiesOnly))
                 }
                 Ok(None) => Ok(public()),
                 Err(problem) => Err(problem),

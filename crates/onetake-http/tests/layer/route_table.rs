@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tower::ServiceExt;
 
 use onetake_core::{Clock, MemoryStore, OnUnknown, SystemClock};
+use onetake_http::policy::TENANT_NOT_NAMED;
 use onetake_http::{
     FingerprintMode, InFlight, KeyFormat, KeySource, OnetakeLayer, PathCase, Policy, PolicyError,
     Preset, Routes, Secrets, Tenant, TrailingSlash,
@@ -49,6 +50,7 @@ fn each_mistake_is_refused_with_its_fix() {
         (new().velocity(["tenant"], "5/min"), "leaving out the key would get around the limit"),
         (new().namespace("two words"), "not a namespace"),
         (new().ttl(Duration::ZERO), "ttl: the duration is zero"),
+        (new().request_timeout(Duration::ZERO), "request_timeout: the duration is zero"),
         (
             new().on_unknown(OnUnknown::Reconcile).ttl(Duration::from_secs(60)),
             "expire before its outcome can be reconciled",
@@ -57,6 +59,26 @@ fn each_mistake_is_refused_with_its_fix() {
     ] {
         let error = refused(policy);
         assert!(error.contains(said), "{error}\n\ndoes not say: {said}");
+    }
+}
+
+/// A preset never guesses the tenant of payments. The same file of the gateway is refused with the
+/// same words.
+#[tokio::test]
+async fn a_payment_without_a_tenant_is_refused() {
+    let payment = || Policy::preset(Preset::Payment);
+    let error = refused(payment());
+    assert!(error.contains(TENANT_NOT_NAMED), "{error}");
+    assert!(error.contains(".tenant(\"credential\")"), "{error}");
+    let error = OnetakeLayer::new(MemoryStore::new(), payment()).unwrap_err().to_string();
+    assert!(error.contains(TENANT_NOT_NAMED), "{error}");
+    for tenant in [Tenant::Credential, Tenant::Public, Tenant::ClientIp] {
+        assert_eq!(payment().tenant(tenant).check(), []);
+    }
+    assert_eq!(payment().tenant(Tenant::extension(String::clone)).check(), []);
+    assert!(refused(payment().tenant("x-account")).contains("Tenant::header"));
+    for (_, preset) in Preset::ALL {
+        assert_eq!(Policy::preset(preset).check().is_empty(), preset != Preset::Payment);
     }
 }
 

@@ -95,7 +95,7 @@ impl World {
             }
             seen = wakes.0.load(Ordering::SeqCst);
         }
-        let Traffic { tasks, hops } = self.engine.traffic();
+        let Traffic { tasks, hops, .. } = self.engine.traffic();
         (tasks - before.tasks, hops - before.hops, wakes.0.load(Ordering::SeqCst))
     }
 }

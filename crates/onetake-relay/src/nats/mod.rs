@@ -44,7 +44,7 @@ impl Default for NatsOptions {
 
 /// The error for a text that is not the URL of NATS servers.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}; write nats://HOST:4222 or tls://HOST:4222, several separated by commas")]
+#[error("{0}; write nats://HOST:4222 or tls://HOST:4222 for each server")]
 pub struct NatsUrlError(String);
 
 /// A sink that publishes to JetStream.
@@ -57,20 +57,18 @@ pub struct NatsSink {
 }
 
 impl NatsSink {
-    /// Creates a sink. It connects in the background, now and after every lost connection, so the
-    /// servers need not be reachable yet.
+    /// Creates a sink for the servers with these URLs, each with its own scheme, user and password.
+    /// It connects in the background, now and after every lost connection, so the servers need not
+    /// be reachable yet.
     ///
     /// # Errors
-    /// If the URL is wrong.
-    pub async fn connect(
-        url: &str,
+    /// If a URL is wrong.
+    pub async fn connect<U: AsRef<str>>(
+        servers: impl IntoIterator<Item = U>,
         options: NatsOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, NatsUrlError> {
-        let servers = url.split(',').map(|server| server.trim().parse::<ServerAddr>());
-        let servers = servers.collect::<Result<Vec<_>, _>>();
-        let servers =
-            servers.map_err(|error| NatsUrlError(format!("not a valid NATS URL: {error}")))?;
+        let servers = addresses(servers)?;
         let sizes = Arc::new(Sizes::default());
         let hearing = Arc::clone(&sizes);
         let connected = ConnectOptions::new()
@@ -241,10 +239,34 @@ fn acknowledged(answer: &[u8], subject: &str) -> Result<(), SinkError> {
     }
 }
 
+/// Returns the addresses of servers by their URLs.
+fn addresses<U: AsRef<str>>(
+    servers: impl IntoIterator<Item = U>,
+) -> Result<Vec<ServerAddr>, NatsUrlError> {
+    let addresses: Result<Vec<ServerAddr>, _> =
+        servers.into_iter().map(|server| server.as_ref().parse()).collect();
+    addresses.map_err(|error| NatsUrlError(format!("not a valid NATS URL: {error}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sink::SinkErrorKind;
+
+    /// The URL of the file has its scheme and its user once, for all servers.
+    #[test]
+    fn every_server_has_the_scheme_and_the_user_of_the_url() {
+        let url =
+            onetake_stores::ServerUrl::parse("tls://me:word@a:4223,b,[::1]:4225", "").unwrap();
+        let addresses = addresses(url.servers()).unwrap();
+        let places: Vec<_> = addresses.iter().map(|it| (it.host(), it.port())).collect();
+        assert_eq!(places, [("a", 4223), ("b", 4222), ("::1", 4225)]);
+        for address in &addresses {
+            assert!(address.tls_required(), "{address:?}");
+            assert_eq!((address.username(), address.password()), (Some("me"), Some("word")));
+        }
+        assert!(super::addresses(["ftp://a"]).is_err());
+    }
 
     #[test]
     fn topics_are_subjects_or_poison() {

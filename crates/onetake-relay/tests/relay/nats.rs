@@ -19,7 +19,7 @@ async fn sink(nats: &Nats) -> Arc<dyn Sink> {
         ack_timeout: Duration::from_millis(500),
         ..NatsOptions::default()
     };
-    Arc::new(NatsSink::connect(&nats.url(), options, Arc::new(SystemClock)).await.unwrap())
+    Arc::new(NatsSink::connect([nats.url()], options, Arc::new(SystemClock)).await.unwrap())
 }
 
 async fn stream(nats: &Nats, config: Config) -> Stream {

@@ -6,7 +6,7 @@
 
 use onetake_core::OnUnknown;
 
-use crate::state_names;
+use crate::{outbox_codes, state_names};
 
 /// The state of a running record, for statements that are made of literals.
 macro_rules! running {
@@ -77,7 +77,7 @@ pub(super) enum Code {
 }
 
 /// The placeholders in the files of SQL, and their values.
-pub(super) const PLACEHOLDERS: [(&str, Code); 23] = [
+pub(super) const PLACEHOLDERS: [(&str, Code); 30] = [
     ("{{RUNNING}}", Code::Number(RUNNING)),
     ("{{COMPLETED}}", Code::Number(COMPLETED)),
     ("{{FAILED}}", Code::Number(FAILED)),
@@ -101,4 +101,11 @@ pub(super) const PLACEHOLDERS: [(&str, Code); 23] = [
     ("{{VERB_FORGET}}", Code::Number(verb::FORGET as i64)),
     ("{{VERB_POSTPONE_RECONCILE}}", Code::Number(verb::POSTPONE_RECONCILE as i64)),
     ("{{LEASE_ENDED}}", Code::Word(LEASE_ENDED)),
+    ("{{FRESH}}", Code::Number(outbox_codes::FRESH as i64)),
+    ("{{DELIVERED}}", Code::Number(outbox_codes::DELIVERED as i64)),
+    ("{{PARKED}}", Code::Number(outbox_codes::PARKED as i64)),
+    ("{{LATER}}", Code::Number(outbox_codes::LATER as i64)),
+    ("{{BEHIND}}", Code::Number(outbox_codes::BEHIND as i64)),
+    ("{{LOOK_MIN}}", Code::Number(outbox_codes::LOOK_MIN as i64)),
+    ("{{LOOKED_MAX}}", Code::Number(outbox_codes::LOOKED_MAX as i64)),
 ];

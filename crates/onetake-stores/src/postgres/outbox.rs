@@ -17,6 +17,7 @@ use super::PostgresStore;
 use super::pool::Parameters;
 use super::rows::{array, column, get, timestamp, unsigned};
 use super::statement_error::{Effect, StatementError};
+use crate::outbox_codes::{self, outbox_sql};
 
 /// The longest wait for a lane that another relay is about to take. A relay holds that lock for a
 /// moment only.
@@ -28,21 +29,23 @@ const PRUNE: &str = "SELECT onetake_prune_1($1, $2, $3)";
 const COUNTS: &str = "SELECT * FROM onetake_outbox_counts_1($1, $2)";
 
 /// The columns of a message are in the same order as in `onetake_take_1`.
-const PARKED: &str =
-    "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
+const PARKED: &str = outbox_sql!("
+    SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
         created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox WHERE state = 2 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2";
+      FROM onetake_outbox WHERE state = " PARKED " AND place + 0 > $1 ORDER BY place + 0 LIMIT $2");
 
-const FAILING: &str =
-    "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
+const FAILING: &str = outbox_sql!("
+    SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
         created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox WHERE state = 3 AND tries > 0 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2";
+      FROM onetake_outbox WHERE state = " LATER " AND tries > 0 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2");
 
 /// The tries of a parked message are counted from zero again.
-const RETRY: &str = "UPDATE onetake_outbox
-       SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
+const RETRY: &str = outbox_sql!("
+    UPDATE onetake_outbox
+       SET state = CASE state WHEN " PARKED " THEN " FRESH " ELSE state END,
+           tries = CASE state WHEN " PARKED " THEN 0 ELSE tries END,
            state_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $2::bigint
-     WHERE message = $1 AND state IN (2, 3) RETURNING place";
+     WHERE message = $1 AND state IN (" PARKED ", " LATER ") RETURNING place");
 
 const DISCARD: &str = "SELECT onetake_discard_1($1, $2, $3)";
 
@@ -55,11 +58,6 @@ const AGAIN_FOR: Duration = Duration::from_secs(20);
 const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause.
 const AGAIN_PAUSE_MAX: Duration = Duration::from_millis(64);
-
-// The states that a delivery leads to.
-const DELIVERED: i16 = 1;
-const PARKED_STATE: i16 = 2;
-const LATER: i16 = 3;
 
 impl PostgresStore {
     async fn outbox(
@@ -153,9 +151,9 @@ impl PostgresStore {
         let (mut afters, mut errors) = (Vec::new(), Vec::new());
         for (place, delivery) in deliveries {
             let (state, after, error) = match delivery {
-                Delivery::Delivered => (DELIVERED, Duration::ZERO, None),
-                Delivery::Again { after, error } => (LATER, after, Some(error)),
-                Delivery::Park { error } => (PARKED_STATE, Duration::ZERO, Some(error)),
+                Delivery::Delivered => (outbox_codes::DELIVERED, Duration::ZERO, None),
+                Delivery::Again { after, error } => (outbox_codes::LATER, after, Some(error)),
+                Delivery::Park { error } => (outbox_codes::PARKED, Duration::ZERO, Some(error)),
             };
             places.push(i64::try_from(place).unwrap_or(i64::MAX));
             states.push(state);
@@ -202,7 +200,7 @@ impl PostgresStore {
         let rows = self.outbox(COUNTS, parameters, Effect::Reads).await?;
         let Some(row) = rows.first() else { return Ok(OutboxCounts::default()) };
         let lag = Duration::from_micros(unsigned(get(row, 1)?));
-        Ok(OutboxCounts { waiting: unsigned(get(row, 0)?), lag, parked: unsigned(get(row, 2)?) })
+        Ok(OutboxCounts::new(unsigned(get(row, 0)?), lag, unsigned(get(row, 2)?)))
     }
 
     async fn read_parked(

@@ -5,8 +5,8 @@
 -- Takes a free lane in which something is due, and reads the messages to deliver, in no order:
 -- sorting them here would make the planner read the whole table in the order of places.
 --
--- A message that failed is tried later (3), and holds back the later messages of its ordering key
--- (4). However many they are, each is found once: among the fresh messages (0), where it is put
+-- A message that failed is tried later ({{LATER}}), and holds back the later messages of its ordering key
+-- ({{BEHIND}}). However many they are, each is found once: among the fresh messages ({{FRESH}}), where it is put
 -- behind the failed one. Due messages are then found by their time, and the messages behind them by
 -- their ordering key. At least one held-back message of a key has a time. If that one is deleted,
 -- the others are checked when a day is over.
@@ -25,9 +25,9 @@ AS $$
 #variable_conflict use_column
 DECLARE
     -- The number of fresh messages that are read at once, and the limit of reads without a result.
-    v_look  integer := greatest(most, 100);
-    v_left  integer := greatest(1, 2000 / v_look);
-    v_day   bigint := 86400000000;
+    v_look  integer := greatest(most, {{LOOK_MIN}});
+    v_left  integer := greatest(1, {{LOOKED_MAX}} / v_look);
+    v_day   bigint := {{HELD_MAX}};
     v_now   bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
     v_lane  smallint;
     v_turn  bigint;
@@ -45,10 +45,10 @@ BEGIN
         -- ORDER BY leads the planner to the right index. EXISTS would ignore it.
         CONTINUE WHEN (
             SELECT fresh.place FROM onetake_outbox AS fresh
-             WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT 1
+             WHERE fresh.lane = v_lane AND fresh.state = {{FRESH}} ORDER BY fresh.place + 0 LIMIT 1
         ) IS NULL AND (
             SELECT later.place FROM onetake_outbox AS later
-             WHERE later.lane = v_lane AND later.state IN (3, 4) AND later.state_at <= v_now
+             WHERE later.lane = v_lane AND later.state IN ({{LATER}}, {{BEHIND}}) AND later.state_at <= v_now
              ORDER BY later.state_at LIMIT 1
         ) IS NULL;
         PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane AND lane.taken_until <= v_now
@@ -60,13 +60,13 @@ BEGIN
         LOOP
             WITH looked AS MATERIALIZED (
                 SELECT fresh.place, fresh.ordering FROM onetake_outbox AS fresh
-                 WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT v_look
+                 WHERE fresh.lane = v_lane AND fresh.state = {{FRESH}} ORDER BY fresh.place + 0 LIMIT v_look
             ), behind AS (
-                UPDATE onetake_outbox AS message SET state = 4, state_at = v_now + v_day FROM looked
+                UPDATE onetake_outbox AS message SET state = {{BEHIND}}, state_at = v_now + v_day FROM looked
                  WHERE message.place = looked.place AND (
                     SELECT held.place FROM onetake_outbox AS held
                      WHERE held.lane = v_lane AND held.ordering = looked.ordering
-                       AND held.state IN (3, 4) AND held.place + 0 < looked.place
+                       AND held.state IN ({{LATER}}, {{BEHIND}}) AND held.place + 0 < looked.place
                      ORDER BY held.place + 0 DESC LIMIT 1) IS NOT NULL
                 RETURNING message.place
             )
@@ -80,7 +80,7 @@ BEGIN
         v_due := '{}';
         FOR v_later IN
             SELECT later.place, later.ordering FROM onetake_outbox AS later
-             WHERE later.lane = v_lane AND later.state IN (3, 4) AND later.state_at <= v_now
+             WHERE later.lane = v_lane AND later.state IN ({{LATER}}, {{BEHIND}}) AND later.state_at <= v_now
              ORDER BY later.state_at LIMIT most
         LOOP
             EXIT WHEN cardinality(v_due) >= most;
@@ -89,18 +89,18 @@ BEGIN
             SELECT coalesce(array_agg(held.place ORDER BY held.place) FILTER (WHERE NOT held.waits), '{}')
               INTO v_key
               FROM (
-                SELECT first.place, bool_or(first.state = 3 AND first.state_at > v_now)
+                SELECT first.place, bool_or(first.state = {{LATER}} AND first.state_at > v_now)
                          OVER (ORDER BY first.place) AS waits
                   FROM (
                     SELECT held.place, held.state, held.state_at FROM onetake_outbox AS held
                      WHERE held.lane = v_lane AND held.ordering = v_later.ordering
-                       AND held.state IN (3, 4)
+                       AND held.state IN ({{LATER}}, {{BEHIND}})
                      ORDER BY held.place + 0 LIMIT most - cardinality(v_due)
                   ) AS first
               ) AS held;
             IF cardinality(v_key) < most - cardinality(v_due) AND v_later.place <> ALL (v_key) THEN
                 -- An earlier message of its ordering key waits, and has its own time.
-                UPDATE onetake_outbox AS message SET state = 4, state_at = v_now + v_day
+                UPDATE onetake_outbox AS message SET state = {{BEHIND}}, state_at = v_now + v_day
                  WHERE message.place = v_later.place;
             END IF;
             -- Each message once, also if two of an ordering key are due and one between them is not.
@@ -155,13 +155,13 @@ LANGUAGE sql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off
 AS $$
-    UPDATE onetake_outbox AS message SET state = 3, state_at = now
+    UPDATE onetake_outbox AS message SET state = {{LATER}}, state_at = now
       FROM unnest(orderings) AS key (ordering), LATERAL (
         SELECT held.place, held.state FROM onetake_outbox AS held
-         WHERE held.lane = in_lane AND held.ordering = key.ordering AND held.state IN (3, 4)
+         WHERE held.lane = in_lane AND held.ordering = key.ordering AND held.state IN ({{LATER}}, {{BEHIND}})
          ORDER BY held.place + 0 LIMIT 1
       ) AS next
-     WHERE message.place = next.place AND next.state = 4
+     WHERE message.place = next.place AND next.state = {{BEHIND}}
 $$;
 
 -- Records the results of messages, and gives their lane back; false if the lane is no longer this
@@ -185,14 +185,14 @@ BEGIN
     END IF;
     v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
     UPDATE onetake_outbox AS message
-       SET state = said.state, state_at = v_now + least(said.after, 86400000000),
+       SET state = said.state, state_at = v_now + least(said.after, {{HELD_MAX}}),
            tries = message.tries + (said.error IS NOT NULL)::integer, error = said.error
       FROM unnest(places, states, afters, errors) AS said (place, state, after, error)
-     WHERE message.place = said.place AND message.lane = in_lane AND message.state IN (0, 3, 4);
+     WHERE message.place = said.place AND message.lane = in_lane AND message.state IN ({{FRESH}}, {{LATER}}, {{BEHIND}});
     PERFORM onetake_go_on_1(v_now, in_lane, ARRAY(
         SELECT DISTINCT settled.ordering
           FROM unnest(places) AS said (place) JOIN onetake_outbox AS settled ON settled.place = said.place
-         WHERE settled.lane = in_lane AND settled.state IN (1, 2)));
+         WHERE settled.lane = in_lane AND settled.state IN ({{DELIVERED}}, {{PARKED}})));
     -- The lane is free, even if the clock is set back.
     UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = 0
      WHERE lane.lane = in_lane;
@@ -212,10 +212,10 @@ DECLARE
     v_key  text;
 BEGIN
     SELECT message.lane INTO v_lane FROM onetake_outbox AS message
-     WHERE message.message = in_message AND message.state IN (2, 3);
+     WHERE message.message = in_message AND message.state IN ({{PARKED}}, {{LATER}});
     PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane FOR UPDATE;
     DELETE FROM onetake_outbox AS message
-     WHERE message.message = in_message AND message.state IN (2, 3)
+     WHERE message.message = in_message AND message.state IN ({{PARKED}}, {{LATER}})
     RETURNING message.ordering INTO v_key;
     IF NOT FOUND THEN
         RETURN false;
@@ -235,20 +235,20 @@ SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_pla
 AS $$
 DECLARE
     v_now   bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
-    v_ahead bigint := v_now + 2 * 86400000000;
+    v_ahead bigint := v_now + 2 * {{HELD_MAX}};
     v_count bigint;
 BEGIN
     UPDATE onetake_lanes SET taken_until = 0 WHERE taken_until > v_ahead;
     UPDATE onetake_outbox AS message SET state_at = v_now
       FROM onetake_lanes AS lane, LATERAL (
         SELECT held.place FROM onetake_outbox AS held
-         WHERE held.lane = lane.lane AND held.state IN (3, 4) AND held.state_at > v_ahead
+         WHERE held.lane = lane.lane AND held.state IN ({{LATER}}, {{BEHIND}}) AND held.state_at > v_ahead
          ORDER BY held.state_at LIMIT most
       ) AS far
-     WHERE message.place = far.place AND message.state IN (3, 4) AND message.state_at > v_ahead;
+     WHERE message.place = far.place AND message.state IN ({{LATER}}, {{BEHIND}}) AND message.state_at > v_ahead;
     WITH old AS MATERIALIZED (
         SELECT message.place FROM onetake_outbox AS message
-         WHERE message.state = 1 AND message.state_at <= v_now - kept
+         WHERE message.state = {{DELIVERED}} AND message.state_at <= v_now - kept
          ORDER BY message.state_at LIMIT most FOR UPDATE SKIP LOCKED
     )
     DELETE FROM onetake_outbox AS message USING old WHERE message.place = old.place;
@@ -265,23 +265,23 @@ SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $$
     SELECT least(most, (
              SELECT count(*) FROM (
-                SELECT FROM onetake_outbox WHERE state = 0 ORDER BY lane, place + 0 LIMIT most) AS fresh
+                SELECT FROM onetake_outbox WHERE state = {{FRESH}} ORDER BY lane, place + 0 LIMIT most) AS fresh
            ) + (
              SELECT count(*) FROM (
-                SELECT FROM onetake_outbox WHERE state IN (3, 4) ORDER BY created_at LIMIT most) AS held
+                SELECT FROM onetake_outbox WHERE state IN ({{LATER}}, {{BEHIND}}) ORDER BY created_at LIMIT most) AS held
            )),
            (SELECT coalesce((extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
                             - min(oldest.created_at), 0)
               FROM (
                 (SELECT held.created_at FROM onetake_outbox AS held
-                  WHERE held.state IN (3, 4) ORDER BY held.created_at LIMIT 1)
+                  WHERE held.state IN ({{LATER}}, {{BEHIND}}) ORDER BY held.created_at LIMIT 1)
                  UNION ALL
                 SELECT fresh.created_at FROM onetake_lanes AS lane, LATERAL (
                     SELECT message.created_at FROM onetake_outbox AS message
-                     WHERE message.lane = lane.lane AND message.state = 0
+                     WHERE message.lane = lane.lane AND message.state = {{FRESH}}
                      ORDER BY message.place + 0 LIMIT 1
                 ) AS fresh
               ) AS oldest),
            (SELECT count(*) FROM (
-                SELECT FROM onetake_outbox WHERE state = 2 ORDER BY place + 0 LIMIT most) AS parked)
+                SELECT FROM onetake_outbox WHERE state = {{PARKED}} ORDER BY place + 0 LIMIT most) AS parked)
 $$;

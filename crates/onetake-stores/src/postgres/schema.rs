@@ -13,6 +13,7 @@ use tokio_postgres::{Client, Transaction};
 
 use super::codes::{Code, PLACEHOLDERS};
 use super::statement_error::{Effect, StatementError, missing, read_only};
+use crate::outbox_codes::HELD_MAX;
 
 /// The schema version that this program's statements are written for.
 pub(super) const VERSION: i32 = 3;
@@ -36,7 +37,8 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [
 fn render(part: &str) -> String {
     let part = part
         .replace("{{KEPT_AFTER_SETTLING}}", &micros(KEPT_AFTER_SETTLING).to_string())
-        .replace("{{HISTORY_BYTES_MAX}}", &HISTORY_BYTES_MAX.to_string());
+        .replace("{{HISTORY_BYTES_MAX}}", &HISTORY_BYTES_MAX.to_string())
+        .replace("{{HELD_MAX}}", &micros(HELD_MAX).to_string());
     PLACEHOLDERS.iter().fold(part, |part, (placeholder, code)| match code {
         Code::Number(number) => part.replace(placeholder, &number.to_string()),
         Code::Word(word) => part.replace(placeholder, word),
@@ -73,6 +75,7 @@ const TRIES_MAX: usize = 5;
 
 /// The result of `migrate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Migrated {
     /// The version that was found; `None` if there were no tables.
     pub from: Option<u32>,

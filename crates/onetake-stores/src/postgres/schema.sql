@@ -73,7 +73,7 @@ CREATE TABLE onetake_outbox (
     payload    bytea    NOT NULL,
     created_at bigint   NOT NULL,
     -- 0 fresh, 1 delivered, 2 parked, 3 to be tried later, 4 behind a message that is tried later
-    state      smallint NOT NULL DEFAULT 0,
+    state      smallint NOT NULL DEFAULT {{FRESH}},
     state_at   bigint   NOT NULL,    -- later and behind: the next try; else the start of the state
     tries      integer  NOT NULL DEFAULT 0,
     error      text                  -- the error of the latest try
@@ -82,13 +82,13 @@ CREATE TABLE onetake_outbox (
 -- order is that of `place + 0`, and not of `place`, because the primary key has the order of
 -- `place` too: a planner that assumes that half of all rows are fresh would search for the first of
 -- them there, after all rows that were ever delivered.
-CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, (place + 0)) WHERE state = 0;
-CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state IN (3, 4);
-CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, (place + 0)) WHERE state IN (3, 4);
-CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN (3, 4);
-CREATE INDEX onetake_outbox_failing ON onetake_outbox ((place + 0)) WHERE state = 3;
-CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
-CREATE INDEX onetake_outbox_parked ON onetake_outbox ((place + 0)) WHERE state = 2;
+CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, (place + 0)) WHERE state = {{FRESH}};
+CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state IN ({{LATER}}, {{BEHIND}});
+CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, (place + 0)) WHERE state IN ({{LATER}}, {{BEHIND}});
+CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN ({{LATER}}, {{BEHIND}});
+CREATE INDEX onetake_outbox_failing ON onetake_outbox ((place + 0)) WHERE state = {{LATER}};
+CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = {{DELIVERED}};
+CREATE INDEX onetake_outbox_parked ON onetake_outbox ((place + 0)) WHERE state = {{PARKED}};
 
 CREATE SEQUENCE onetake_turns;
 

@@ -19,10 +19,11 @@ use super::SqliteStore;
 use super::committer::SqliteJob;
 use super::parked::{FAILING, PARKED, discard, parked, retry};
 use super::transitions::{self, Decided};
-use super::turns::{HELD_MAX, TurnLimits, TurnResult, take};
+use super::turns::{TurnLimits, TurnResult, take};
+use crate::outbox_codes::{self, HELD_MAX, outbox_sql};
 
 /// The schema. Times are microseconds since the epoch. The columns are those of PostgreSQL.
-pub(super) const TABLES: &str = "
+pub(super) const TABLES: &str = outbox_sql!("
     CREATE TABLE onetake_outbox (
         place      INTEGER PRIMARY KEY AUTOINCREMENT,
         message    BLOB NOT NULL UNIQUE,
@@ -32,18 +33,18 @@ pub(super) const TABLES: &str = "
         headers    BLOB NOT NULL,
         payload    BLOB NOT NULL,
         created_at INTEGER NOT NULL,
-        state      INTEGER NOT NULL DEFAULT 0,
+        state      INTEGER NOT NULL DEFAULT " FRESH ",
         state_at   INTEGER NOT NULL,
         tries      INTEGER NOT NULL DEFAULT 0,
         error      TEXT
     ) STRICT;
-    CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = 0;
-    CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state IN (3, 4);
-    CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN (3, 4);
-    CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN (3, 4);
-    CREATE INDEX onetake_outbox_failing ON onetake_outbox (place) WHERE state = 3;
-    CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
-    CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
+    CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = " FRESH ";
+    CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state IN " HELD ";
+    CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN " HELD ";
+    CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN " HELD ";
+    CREATE INDEX onetake_outbox_failing ON onetake_outbox (place) WHERE state = " LATER ";
+    CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = " DELIVERED ";
+    CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = " PARKED ";
     CREATE TABLE onetake_lanes (
         lane        INTEGER PRIMARY KEY,
         turn        INTEGER NOT NULL DEFAULT 0,
@@ -51,62 +52,56 @@ pub(super) const TABLES: &str = "
     ) STRICT;
     WITH RECURSIVE lanes (lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM lanes WHERE lane < 63)
     INSERT INTO onetake_lanes (lane) SELECT lane FROM lanes;
-    ";
+    ");
 
 /// Giving a lane back ends the turn, so a repeated report has no effect.
 const GIVE_BACK: &str = "
     UPDATE onetake_lanes SET turn = turn + 1, taken_until = 0 WHERE lane = :lane AND turn = :turn";
 
-const SETTLE: &str = "
+const SETTLE: &str = outbox_sql!("
     UPDATE onetake_outbox
        SET state = :state, state_at = :at, tries = tries + (:error IS NOT NULL), error = :error
-     WHERE place = :place AND lane = :lane AND state IN (0, 3, 4)";
+     WHERE place = :place AND lane = :lane AND state IN (" FRESH ", " LATER ", " BEHIND ")");
 
 /// The first held-back message that has the same ordering key as a message.
-pub(super) const NEXT: &str = "
+pub(super) const NEXT: &str = outbox_sql!("
     SELECT place, state FROM onetake_outbox INDEXED BY onetake_outbox_held
-     WHERE lane = :lane AND state IN (3, 4)
+     WHERE lane = :lane AND state IN " HELD "
        AND ordering = (SELECT settled.ordering FROM onetake_outbox AS settled WHERE settled.place = :place)
-     ORDER BY place LIMIT 1";
+     ORDER BY place LIMIT 1");
 
-const BRING_FORWARD: &str =
-    "UPDATE onetake_outbox SET state = 3, state_at = :now WHERE place = :place";
+const BRING_FORWARD: &str = outbox_sql!("
+    UPDATE onetake_outbox SET state = " LATER ", state_at = :now WHERE place = :place");
 
 // Corrects times that a clock wrote while it was far ahead. A correct clock writes no time that is
 // more than a day ahead.
 const FREE_AHEAD: &str = "UPDATE onetake_lanes SET taken_until = 0 WHERE taken_until > :ahead";
-const DUE_AHEAD: &str = "
+const DUE_AHEAD: &str = outbox_sql!("
     UPDATE onetake_outbox SET state_at = :now WHERE place IN (
         SELECT held.place
           FROM onetake_lanes CROSS JOIN onetake_outbox AS held INDEXED BY onetake_outbox_later
-         WHERE held.lane = onetake_lanes.lane AND held.state IN (3, 4) AND held.state_at > :ahead LIMIT :limit)";
+         WHERE held.lane = onetake_lanes.lane AND held.state IN " HELD " AND held.state_at > :ahead LIMIT :limit)");
 
-const PRUNE: &str = "
+const PRUNE: &str = outbox_sql!("
     DELETE FROM onetake_outbox WHERE place IN (
-        SELECT place FROM onetake_outbox WHERE state = 1 AND state_at <= :until ORDER BY state_at LIMIT :limit)";
+        SELECT place FROM onetake_outbox WHERE state = " DELIVERED " AND state_at <= :until ORDER BY state_at LIMIT :limit)");
 
-pub(super) const COUNTS: &str = "
+pub(super) const COUNTS: &str = outbox_sql!("
     SELECT min(:most,
              (SELECT count(*) FROM (
-               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_fresh WHERE state = 0 LIMIT :most))
+               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_fresh WHERE state = " FRESH " LIMIT :most))
              + (SELECT count(*) FROM (
-               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_oldest WHERE state IN (3, 4) LIMIT :most))),
+               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_oldest WHERE state IN " HELD " LIMIT :most))),
            (SELECT min(oldest) FROM (
               SELECT (SELECT created_at FROM onetake_outbox INDEXED BY onetake_outbox_fresh
-                       WHERE onetake_outbox.lane = onetake_lanes.lane AND state = 0
+                       WHERE onetake_outbox.lane = onetake_lanes.lane AND state = " FRESH "
                        ORDER BY place LIMIT 1) AS oldest
                 FROM onetake_lanes
                UNION ALL
               SELECT (SELECT created_at FROM onetake_outbox INDEXED BY onetake_outbox_oldest
-                       WHERE state IN (3, 4) ORDER BY created_at LIMIT 1))),
+                       WHERE state IN " HELD " ORDER BY created_at LIMIT 1))),
            (SELECT count(*) FROM (
-               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 LIMIT :most))";
-
-// The states of a row. 0 is fresh; 4 is behind a message that is tried later.
-const DELIVERED: i64 = 1;
-const PARKED_STATE: i64 = 2;
-const LATER: i64 = 3;
-const BEHIND: i64 = 4;
+               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = " PARKED " LIMIT :most))");
 
 /// A relay's report on a turn.
 struct TurnReport {
@@ -123,9 +118,11 @@ pub(super) fn write(
     now: i64,
 ) -> rusqlite::Result<()> {
     let (state, after, error) = match delivery {
-        Delivery::Delivered => (DELIVERED, Duration::ZERO, None),
-        Delivery::Again { after, error } => (LATER, (*after).min(HELD_MAX), Some(error)),
-        Delivery::Park { error } => (PARKED_STATE, Duration::ZERO, Some(error)),
+        Delivery::Delivered => (outbox_codes::DELIVERED, Duration::ZERO, None),
+        Delivery::Again { after, error } => {
+            (outbox_codes::LATER, (*after).min(HELD_MAX), Some(error))
+        }
+        Delivery::Park { error } => (outbox_codes::PARKED, Duration::ZERO, Some(error)),
     };
     let written = connection.prepare_cached(SETTLE)?.execute(named_params! {
         ":state": state,
@@ -164,8 +161,8 @@ pub(super) fn bring_forward(
 ) -> rusqlite::Result<()> {
     let mut next = connection.prepare_cached(NEXT)?;
     let asked = named_params! { ":lane": lane, ":place": signed(place) };
-    let next = next.query_row(asked, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
-    if let Some((place, BEHIND)) = next.optional()? {
+    let next = next.query_row(asked, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i16>(1)?)));
+    if let Some((place, outbox_codes::BEHIND)) = next.optional()? {
         let mut forward = connection.prepare_cached(BRING_FORWARD)?;
         forward.execute(named_params! { ":place": place, ":now": now })?;
     }
@@ -190,7 +187,7 @@ fn counts(connection: &Connection, now: Timestamp) -> rusqlite::Result<OutboxCou
         |row| {
             let oldest: Option<i64> = row.get(1)?;
             let lag = oldest.map(|at| now.since(timestamp(at))).unwrap_or_default();
-            Ok(OutboxCounts { waiting: unsigned(row.get(0)?), lag, parked: unsigned(row.get(2)?) })
+            Ok(OutboxCounts::new(unsigned(row.get(0)?), lag, unsigned(row.get(2)?)))
         },
     )
 }

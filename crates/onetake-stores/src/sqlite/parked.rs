@@ -7,25 +7,27 @@ use onetake_core::outbox::{Delivery, MessageId, ParkedMessage};
 
 use super::outbox::{bring_forward, signed, timestamp, unsigned, waiting, write};
 use super::transitions::Decided;
+use crate::outbox_codes::outbox_sql;
 
-pub(super) const PARKED: &str = "
+pub(super) const PARKED: &str = outbox_sql!("
     SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 AND place > :behind ORDER BY place LIMIT :limit";
+      FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = " PARKED " AND place > :behind ORDER BY place LIMIT :limit");
 
-pub(super) const FAILING: &str = "
+pub(super) const FAILING: &str = outbox_sql!("
     SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
       FROM onetake_outbox INDEXED BY onetake_outbox_failing
-     WHERE state = 3 AND tries > 0 AND place > :behind ORDER BY place LIMIT :limit";
+     WHERE state = " LATER " AND tries > 0 AND place > :behind ORDER BY place LIMIT :limit");
 
 /// The tries of a parked message are counted from zero again.
-const RETRY: &str = "
+const RETRY: &str = outbox_sql!("
     UPDATE onetake_outbox
-       SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
+       SET state = CASE state WHEN " PARKED " THEN " FRESH " ELSE state END,
+           tries = CASE state WHEN " PARKED " THEN 0 ELSE tries END,
            state_at = :now
-     WHERE message = :message AND state IN (2, 3)";
+     WHERE message = :message AND state IN (" PARKED ", " LATER ")");
 
-const FIND: &str =
-    "SELECT place, lane FROM onetake_outbox WHERE message = :message AND state IN (2, 3)";
+const FIND: &str = outbox_sql!("
+    SELECT place, lane FROM onetake_outbox WHERE message = :message AND state IN (" PARKED ", " LATER ")");
 
 const DISCARD: &str = "DELETE FROM onetake_outbox WHERE place = :place";
 

@@ -19,33 +19,35 @@ use onetake_core::outbox::{Delivery, PendingMessage, Turn};
 
 use super::outbox::{bring_forward, signed, unsigned, waiting, write};
 use super::transitions::Decided;
+use crate::outbox_codes::{self, HELD_MAX, outbox_sql};
 
 const FREE: &str =
     "SELECT lane, turn FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
 
-const FRESH: &str = "
+const FRESH: &str = outbox_sql!("
     SELECT place FROM onetake_outbox INDEXED BY onetake_outbox_fresh
-     WHERE lane = :lane AND state = 0 ORDER BY place LIMIT :limit";
+     WHERE lane = :lane AND state = " FRESH " ORDER BY place LIMIT :limit");
 
 /// Finds an earlier message of the same ordering key that is held back.
-const IS_BEHIND: &str = "
+const IS_BEHIND: &str = outbox_sql!("
     SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_held
-     WHERE lane = :lane AND state IN (3, 4) AND place < :place
+     WHERE lane = :lane AND state IN " HELD " AND place < :place
        AND ordering = (SELECT fresh.ordering FROM onetake_outbox AS fresh WHERE fresh.place = :place)
-     ORDER BY place DESC LIMIT 1";
+     ORDER BY place DESC LIMIT 1");
 
-const PUT_BEHIND: &str = "UPDATE onetake_outbox SET state = 4, state_at = :at WHERE place = :place";
+const PUT_BEHIND: &str = outbox_sql!("
+    UPDATE onetake_outbox SET state = " BEHIND ", state_at = :at WHERE place = :place");
 
-const DUE: &str = "
+const DUE: &str = outbox_sql!("
     SELECT place FROM onetake_outbox INDEXED BY onetake_outbox_later
-     WHERE lane = :lane AND state IN (3, 4) AND state_at <= :now ORDER BY state_at LIMIT :limit";
+     WHERE lane = :lane AND state IN " HELD " AND state_at <= :now ORDER BY state_at LIMIT :limit");
 
 /// The held-back messages of a message's ordering key, each with whether it still has to wait.
-const OF_KEY: &str = "
-    SELECT place, state = 3 AND state_at > :now FROM onetake_outbox INDEXED BY onetake_outbox_held
-     WHERE lane = :lane AND state IN (3, 4)
+const OF_KEY: &str = outbox_sql!("
+    SELECT place, state = " LATER " AND state_at > :now FROM onetake_outbox INDEXED BY onetake_outbox_held
+     WHERE lane = :lane AND state IN " HELD "
        AND ordering = (SELECT due.ordering FROM onetake_outbox AS due WHERE due.place = :place)
-     ORDER BY place LIMIT :limit";
+     ORDER BY place LIMIT :limit");
 
 const MESSAGE: &str = "
     SELECT place, message, ordering, topic, headers, payload, tries, created_at
@@ -55,12 +57,8 @@ const TAKE: &str = "
     UPDATE onetake_lanes SET turn = (SELECT max(turn) + 1 FROM onetake_lanes), taken_until = :until
      WHERE lane = :lane RETURNING turn";
 
-/// The least number of fresh messages that are read together.
-const LOOK_MIN: usize = 100;
-/// The largest number of fresh messages that one call reads while none of them can be delivered.
-const LOOKED_MAX: usize = 2_000;
-/// The time after which a held-back message is checked, if it was not reached before.
-pub(super) const HELD_MAX: Duration = Duration::from_hours(24);
+const LOOK_MIN: usize = outbox_codes::LOOK_MIN as usize;
+const LOOKED_MAX: usize = outbox_codes::LOOKED_MAX as usize;
 
 /// The limits of a turn that a relay asks for.
 pub(super) struct TurnLimits {

@@ -43,7 +43,7 @@ async fn older_and_newer_versions_are_told_apart() {
     set(4, 3);
     open().await.unwrap().ready().await.unwrap();
     let kept = PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
-    assert_eq!(kept, Migrated { from: Some(4), to: 4 }, "a newer one is left alone");
+    assert_eq!((kept.from, kept.to), (Some(4), 4), "a newer one is left alone");
     set(5, 4);
     let newer = open().await.unwrap_err();
     assert_eq!(newer.kind(), StoreErrorKind::Invalid);
@@ -104,7 +104,7 @@ async fn migrations_from_files_make_the_same_schema() {
         .await
         .unwrap();
     let again = PostgresStore::migrate(&by_files, PostgresOptions::default()).await.unwrap();
-    assert_eq!(again, Migrated { from: Some(3), to: 3 });
+    assert_eq!((again.from, again.to), (Some(3), 3));
 }
 
 /// Tables of version 1, as a program of that version made them, with a key that runs and one that
@@ -138,7 +138,7 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let migrated =
         join_all((0..3).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
     let migrated: Vec<Migrated> = migrated.into_iter().map(Result::unwrap).collect();
-    assert!(migrated.contains(&Migrated { from: Some(1), to: 3 }), "{migrated:?}");
+    assert!(migrated.iter().any(|done| done.from == Some(1)), "{migrated:?}");
     assert!(migrated.iter().all(|done| done.to == 3), "{migrated:?}");
     let kept =
         "SELECT version, works_from, seen_until, settled_until FROM onetake_schema, onetake_watch";

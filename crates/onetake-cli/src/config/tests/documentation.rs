@@ -110,7 +110,12 @@ fn the_tables_of_the_page_are_those_of_the_declaration() {
         "velocity",
         "duplicate_payload",
         "cors",
+        "tls",
+        "upstream_tls",
+        "a secret",
+        "tenant",
         "jwt",
+        "a key of jwt",
         "forward_auth",
         "reconcile",
     ] {

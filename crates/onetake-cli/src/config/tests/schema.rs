@@ -27,6 +27,8 @@ const CHECK_ONLY: &[&str] = &[
     "key = { from = \"grpc\", field = \"id\" }\ntenant = \"public\"",
     "record = [\"INTERNAL\"]\nrelease = [\"INTERNAL\"]",
     "key = { required = false }\nvelocity = [{ by = [], limit = \"5/s\" }]",
+    "request_timeout = \"0s\"",
+    "request_timeout = \"61m\"",
     "upstream_timeout = \"0s\"",
     "keep_alive = \"0s\"",
     "shutdown_delay = \"11m\"",

@@ -139,6 +139,7 @@ fn every_value_is_explained_with_its_layer() {
         "lease = \"7s\" # route, f.toml:10:9",
         "tenant = \"public\" # [defaults], f.toml:5:10",
         "key.required = true # preset payment",
+        "request_timeout = \"30s\" # built-in",
         "upstream_timeout = \"30s\" # built-in",
         "upstream = \"http://a/\" # [gateway]",
         "grace = \"7s\" # built-in",

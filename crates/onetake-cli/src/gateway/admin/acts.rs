@@ -6,8 +6,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use onetake_core::Recording;
 use onetake_core::engine::{ExpectedState, Intervened, Intervention, OperatorAction};
+use onetake_core::{Recording, StoreError, StoreErrorKind};
 use onetake_http::recording::{record, recorded};
 use serde::Deserialize;
 use utoipa::ToSchema;
@@ -223,6 +223,8 @@ async fn change_it(
             );
             Err(ApiError::standing("key_settled", "The key is settled", detail, &record))
         }
+        // A result that this program does not know yet.
+        _ => Err(StoreError::new(StoreErrorKind::Indeterminate, "the result is not known").into()),
     }
 }
 

@@ -131,3 +131,44 @@ async fn a_type_that_was_not_registered_is_named_in_the_log() {
     let told = lines.iter().any(|line| line.contains("Receipt") && line.contains(".typed::<"));
     assert!(told, "{lines:?}");
 }
+
+/// Clients learn what they can do. Advice for operators is in the log, once for each route and
+/// cause.
+#[tokio::test]
+async fn advice_for_operators_is_logged_once_for_each_route_and_cause() {
+    let policy = |bytes| Policy::new().max_request_body(bytes);
+    let routes = Routes::new().route("POST /a", policy(4)).route("POST /b", policy(8));
+    let layer = OnetakeLayer::builder(MemoryStore::new()).routes(routes).build().unwrap();
+    let router = Router::new().route("/a", counting().0).route("/b", counting().0).layer(layer);
+    let request = |path: &str, header: &str, value: &str, body: &'static str| {
+        let request = Request::post(path).header("idempotency-key", KEY).header(header, value);
+        request.body(Body::from(body)).unwrap()
+    };
+    let causes = [
+        ("cookie", "session=secret", "10", 401, "send an authorization", "cookies"),
+        ("authorization", "Signed secret", "10", 400, "send a credential", "Authorization scheme"),
+        ("x-api-key", "secret", "too many bytes", 413, "send a smaller body", "max_request_body"),
+    ];
+    for (header, value, body, status, detail, logged) in causes {
+        let (lines, _guard) = logs();
+        for path in ["/a", "/b", "/a", "/b"] {
+            let refused = send(&router, request(path, header, value, body)).await;
+            assert_eq!(refused.status, status);
+            let text = refused.body.to_lowercase();
+            assert!(text.contains(detail), "for the client: {text}");
+            let is_for_operators = ["in the file", "in rust", "max_request_body", "tenant ="];
+            assert!(!is_for_operators.iter().any(|word| text.contains(word)), "{text}");
+        }
+        let lines = lines.lock().unwrap();
+        let warnings: Vec<_> = lines.iter().filter(|line| line.starts_with("WARN")).collect();
+        for route in ["POST /a", "POST /b"] {
+            let of_route: Vec<_> = warnings.iter().filter(|line| line.contains(route)).collect();
+            assert!(matches!(&*of_route, [line] if line.contains(logged)), "{warnings:?}");
+        }
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        let is_for_rust = |line: &&&String| line.contains("Tenant::extension");
+        let for_rust = warnings.iter().filter(is_for_rust).count();
+        assert_eq!(for_rust, if status == 413 { 0 } else { 2 }, "{warnings:?}");
+        assert!(!warnings.iter().any(|line| line.contains("secret")), "{warnings:?}");
+    }
+}

@@ -63,6 +63,14 @@ pub(super) const ROWS: &[PolicyRow] = &[
     ),
     (&["upstream = \"http://127.0.0.1:3000\""], &[("upstream = 1", "upstream")]),
     (&["descriptor_set = \"billing.pb\""], &[("descriptor_set = \"\"", "descriptor_set")]),
+    (
+        &["request_timeout = \"2m\""],
+        &[
+            ("request_timeout = \"0s\"", "request_timeout"),
+            ("request_timeout = \"61m\"", "request_timeout"),
+            ("request_timeout = 30", "request_timeout"),
+        ],
+    ),
     (&["upstream_timeout = \"1ms\""], &[("upstream_timeout = \"0s\"", "upstream_timeout")]),
     (
         &[

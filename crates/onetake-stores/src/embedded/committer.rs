@@ -426,9 +426,11 @@ impl Sweeping {
         removed: &mut usize,
     ) -> CommitStep {
         let asked = self.left.min(SWEEP_STEP);
-        let due = tables.due(now, asked).and_then(|due| {
+        let due = tables.expiry.due(now, asked).and_then(|due| {
             group.remove_old_notes(now, SWEEP_STEP)?;
-            memory.sweep(tables, group, now, &due, &mut self.swept).map(|()| due.len())
+            memory.sweep(tables, group, now, &due, &mut self.swept)?;
+            due.last().copied().into_iter().for_each(|last| tables.expiry.passed(last));
+            Ok(due.len())
         });
         match due {
             Err(error) => CommitStep::Over(answer(Err(error), self.to)),

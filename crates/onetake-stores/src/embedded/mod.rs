@@ -25,6 +25,7 @@
 mod asks;
 mod audit;
 mod committer;
+mod expiry;
 mod files;
 mod folder;
 mod idle_watch;

@@ -22,6 +22,7 @@ use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, T
 
 use super::asks;
 use super::audit;
+use super::expiry::ExpiryIndex;
 use super::files::is_too_many;
 use super::folder::{Folder, OpenError};
 use super::log::{FrameBuilder, Item, Table};
@@ -36,7 +37,7 @@ const SECRET: &[u8] = b"secret:";
 pub(super) struct Tables {
     pub(super) tree: LsmTree,
     settled: LsmTable,
-    expiry: LsmTable,
+    pub(super) expiry: ExpiryIndex,
     meta: LsmTable,
     pub(super) unwritten: Unwritten,
 }
@@ -51,7 +52,7 @@ impl Tables {
             .map_err(|error| refused(folder, error))?;
         Ok(Self {
             settled: LsmTable::new(&tree, b's'),
-            expiry: LsmTable::new(&tree, b'e'),
+            expiry: ExpiryIndex::new(&tree),
             meta: LsmTable::new(&tree, b'm'),
             tree,
             unwritten: Unwritten::new(),
@@ -89,17 +90,6 @@ impl Tables {
         let (first, last) = (*range.start().as_bytes(), *range.end().as_bytes());
         let keys = self.settled.keys(first..=last).take(limit);
         keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
-    }
-
-    /// Returns up to `limit` entries of the expiry index that are due, the oldest first.
-    pub(super) fn due(
-        &self,
-        now: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
-        let end = moment_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
-        let keys = self.expiry.keys(..=end).take(limit);
-        keys.map(|key| key.map_err(broken).and_then(|key| moment_entry(&key))).collect()
     }
 
     /// Returns the entries of the reconcile index that are due, the longest due first.
@@ -367,8 +357,10 @@ fn secret_key(name: &str) -> Vec<u8> {
     [SECRET, name.as_bytes()].concat()
 }
 
-/// A key in the order of a moment.
-pub(super) fn moment_key(at: Timestamp, id: RecordId) -> [u8; 24] {
+/// A key in the order of a moment, and of an id.
+pub(super) type MomentKey = [u8; 24];
+
+pub(super) fn moment_key(at: Timestamp, id: RecordId) -> MomentKey {
     let mut key = [0; 24];
     let parts = at.as_micros().to_be_bytes().into_iter().chain(*id.as_bytes());
     for (to, from) in key.iter_mut().zip(parts) {

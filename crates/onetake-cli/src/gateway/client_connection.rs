@@ -137,7 +137,7 @@ impl<E: Answer> ClientConnection<E> {
             }
             let (activity, phase) = (Arc::clone(&activity), Arc::clone(&self.phase));
             let (version, place) = (request.version(), Arc::clone(&self.place));
-            let request = ClientBody::of(request, &activity);
+            let request = ClientBody::of(request, &activity, &self.clock);
             let answer = self.edge.answer(self.peer, Arc::clone(&place), request);
             async move {
                 let mut response = answer.await;
@@ -238,6 +238,7 @@ impl<'a> Watch<'a> {
             can_park: false,
             is_running: false,
             is_sending: false,
+            has_unread: false,
             answered_at: None,
             moved_at: opened,
             blocked_since: None,
@@ -339,6 +340,7 @@ impl<'a> Watch<'a> {
         known.can_park = self.activity.can_park();
         known.is_running = self.activity.is_running();
         known.is_sending = self.activity.is_sending();
+        known.has_unread = self.activity.has_unread();
         known.answered_at = self.activity.answered_at();
         if mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
             known.moved_at = now;

@@ -38,7 +38,9 @@ pub(super) struct Known {
     pub(super) is_running: bool,
     /// The body of a response is not complete.
     pub(super) is_sending: bool,
-    /// The end of the last response.
+    /// The body of a request is still unread. Its response may have ended.
+    pub(super) has_unread: bool,
+    /// The end of the last response, or of its request if that came later.
     pub(super) answered_at: Option<Duration>,
     /// When a byte was last seen to move in any direction.
     pub(super) moved_at: Duration,
@@ -123,7 +125,7 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
     if known.is_running {
         return Step::WaitUntil(check_at);
     }
-    if known.is_sending {
+    if known.is_sending || known.has_unread {
         return match known.stopping_since {
             Some(since) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
             None => Step::WaitUntil(check_at),
@@ -169,6 +171,7 @@ mod tests {
         can_park: false,
         is_running: false,
         is_sending: false,
+        has_unread: false,
         answered_at: None,
         moved_at: secs(100),
         blocked_since: None,
@@ -200,6 +203,7 @@ mod tests {
         assert_eq!(end(answered), (225, Step::Close));
         assert_eq!(end(Known { is_running: true, ..answered }), FOREVER);
         assert_eq!(end(Known { is_sending: true, ..answered }), FOREVER);
+        assert_eq!(end(Known { has_unread: true, ..answered }), FOREVER, "its request goes on");
     }
 
     #[test]
@@ -254,6 +258,10 @@ mod tests {
         assert_eq!(end(unread), (155, Step::Cut(CutReason::Silence)));
         let reading = Known { moved_at: secs(160), ..unread };
         assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
+        for known in [unread, reading] {
+            let uploads = Known { is_sending: false, has_unread: true, ..known };
+            assert_eq!(end(uploads), end(known), "the rest of a request is waited for alike");
+        }
         assert_eq!(end(Known { is_running: true, ..unread }), FOREVER, "the operation may end");
     }
 

@@ -177,6 +177,7 @@ impl<E: Answer> ClientConnection<E> {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Act::Park) => can_park = true,
                     Poll::Ready(Act::Close) => http.graceful_shutdown(),
+                    Poll::Ready(Act::Drop) => return Poll::Ready(Ok(Ok(()))),
                     Poll::Ready(Act::Cut(reason)) => return Poll::Ready(Err(reason)),
                 }
             }
@@ -214,6 +215,7 @@ fn mark_end<B>(
 enum Act {
     Park,
     Close,
+    Drop,
     Cut(CutReason),
 }
 
@@ -279,6 +281,7 @@ impl<'a> Watch<'a> {
             match next_step(&self.known, self.timeouts, now) {
                 Step::Cut(reason) => return Poll::Ready(Act::Cut(reason)),
                 Step::Close => return Poll::Ready(self.close()),
+                Step::Drop => return Poll::Ready(Act::Drop),
                 Step::WaitUntil(until) => self.wait(now, until),
                 Step::Park => {
                     self.wait(now, now);

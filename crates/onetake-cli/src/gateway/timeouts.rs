@@ -77,6 +77,8 @@ pub(super) enum Step {
     Park,
     /// End it in order.
     Close,
+    /// Drop it: both sides are done with it.
+    Drop,
     /// End it at once.
     Cut(CutReason),
 }
@@ -112,10 +114,10 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         false => Step::Cut(reason),
     };
     if let Some(since) = known.lingers_since {
-        // A peer that has had its last response for a while needs no more time to read it.
         let quiet_since = known.discarded_at.max(known.answered_at).unwrap_or_default();
         let until = (since + LINGER_MAX).min(quiet_since + LINGER_QUIET_MAX);
-        return cut_at(until, CutReason::Linger);
+        // A peer that has had its last response for a while needs no more time to read it.
+        return if until <= since { Step::Drop } else { cut_at(until, CutReason::Linger) };
     }
     let blocked_until = known.blocked_since.map(|since| since.max(known.moved_at) + timeouts.send);
     if blocked_until.is_some_and(|until| until <= now) {
@@ -285,7 +287,9 @@ mod tests {
     #[test]
     fn a_connection_lingers_for_a_bounded_time() {
         let lingers = Known { lingers_since: Some(secs(150)), ..NEW };
-        assert_eq!(end(lingers), (100, Step::Cut(CutReason::Linger)), "nothing to be lost");
+        assert_eq!(end(lingers), (100, Step::Drop), "nothing to be lost");
+        let idle = Known { answered_at: Some(secs(148)), ..lingers };
+        assert_eq!(end(idle), (100, Step::Drop), "it has had its response for long enough");
         let answered = Known { answered_at: Some(secs(150)), ..lingers };
         assert_eq!(end(answered), (152, Step::Cut(CutReason::Linger)));
         let sending = Known { discarded_at: Some(secs(155)), ..answered };

@@ -171,6 +171,34 @@ async fn a_body_after_its_response_delays_the_end_of_the_gateway_for_a_bounded_t
     world.serving.await.unwrap();
 }
 
+/// Some clients send empty lines behind a body. The connection ends as if they had not.
+#[tokio::test]
+async fn a_connection_with_empty_lines_behind_its_request_ends_in_order() {
+    for lines in ["\r\n", "\n", "\r\n\r\n"] {
+        for is_stopping in [false, true] {
+            let mut world = World::new();
+            world.send(&(request("/first", "1") + lines)).await;
+            world.expects("/first:1").await;
+            world.advance(SECOND).await;
+            assert!(world.activity.is_parked(), "{lines:?}: {:?}", world.activity);
+            match is_stopping {
+                true => {
+                    world.phase.stop();
+                    world.stop.cancel();
+                }
+                false => world.advance(TIMEOUTS.keep_alive - SECOND).await,
+            }
+            world.expects_end().await;
+        }
+        let mut world = World::new();
+        world.send(&(request("/first", "1") + lines)).await;
+        world.expects("/first:1").await;
+        world.advance(SECOND).await;
+        world.asks("/second", "2").await;
+        world.park().await;
+    }
+}
+
 /// An upgrade that was not accepted.
 const UPGRADE: &str = "GET /h2c HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n";
 

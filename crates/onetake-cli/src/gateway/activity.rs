@@ -18,14 +18,15 @@ pub(super) struct Activity {
     running: AtomicUsize,
     /// Number of responses whose body is not complete.
     sending: AtomicUsize,
-    /// Number of HTTP/1.1 requests whose body may not have been read to its end.
+    /// Number of requests whose body may not have been read to its end.
     unread: AtomicUsize,
     /// Number of requests so far.
     requests: AtomicU64,
     /// The number of the request of HTTP/1.1 with two lengths, counted from one; zero if there is
     /// none.
     two_lengths_in: AtomicU64,
-    /// The end of the last response, in microseconds of the monotonic clock; zero if there is none.
+    /// The end of the last response, or of its request if that came later, in microseconds of the
+    /// monotonic clock; zero if there is none.
     answered_at: AtomicU64,
     /// Number of bytes that the peer has sent or accepted.
     moved: AtomicU64,
@@ -88,7 +89,7 @@ impl Activity {
     pub(super) fn can_park(&self) -> bool {
         let is_busy = self.is_running()
             || self.is_sending()
-            || self.unread.load(Ordering::Relaxed) > 0
+            || self.has_unread()
             || self.has_head()
             || self.is_blocked()
             || self.is_unflushed();
@@ -120,10 +121,19 @@ impl Activity {
         self.sending.load(Ordering::Relaxed) > 0
     }
 
-    /// The end of the last response, if there was one.
+    /// True if the body of a request may not have been read to its end.
+    pub(super) fn has_unread(&self) -> bool {
+        self.unread.load(Ordering::Relaxed) > 0
+    }
+
+    /// The end of the last response, or of its request if that came later.
     pub(super) fn answered_at(&self) -> Option<Duration> {
         let at = self.answered_at.load(Ordering::Relaxed);
         (at > 0).then(|| Duration::from_micros(at))
+    }
+
+    fn set_answered(&self, clock: &dyn Clock) {
+        self.answered_at.store(micros(clock.monotonic()).max(1), Ordering::Relaxed);
     }
 
     pub(super) fn add_moved(&self, bytes: usize) {
@@ -177,18 +187,26 @@ impl Drop for Running {
 
 /// The body of a request that may not have been read to its end.
 #[derive(Debug)]
-pub(super) struct Unread(Arc<Activity>);
+pub(super) struct Unread {
+    activity: Arc<Activity>,
+    clock: Arc<dyn Clock>,
+}
 
 impl Unread {
-    pub(super) fn new(activity: &Arc<Activity>) -> Self {
+    pub(super) fn new(activity: &Arc<Activity>, clock: &Arc<dyn Clock>) -> Self {
         activity.unread.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(activity))
+        Self { activity: Arc::clone(activity), clock: Arc::clone(clock) }
     }
 }
 
 impl Drop for Unread {
     fn drop(&mut self) {
-        self.0.unread.fetch_sub(1, Ordering::Relaxed);
+        let activity = &self.activity;
+        // The end of a response that goes on is noted by the response.
+        if !activity.is_running() && !activity.is_sending() {
+            activity.set_answered(&*self.clock);
+        }
+        activity.unread.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -200,8 +218,7 @@ struct Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        let now = micros(self.clock.monotonic()).max(1);
-        self.activity.answered_at.store(now, Ordering::Relaxed);
+        self.activity.set_answered(&*self.clock);
         self.activity.sending.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -5,14 +5,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Version};
+use http::Request;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use onetake_core::Clock;
 
 use super::activity::{Activity, Unread};
 
-/// The body of a request. Over HTTP/1.1, it counts as unread until it is dropped: the connection
-/// still belongs to hyper.
+/// The body of a request. It counts as unread until it is dropped: the client may still send, and
+/// an HTTP/1.1 connection still belongs to hyper.
 #[derive(Debug)]
 pub(super) struct ClientBody {
     incoming: Incoming,
@@ -21,9 +22,13 @@ pub(super) struct ClientBody {
 
 impl ClientBody {
     /// Takes the body of a request of this connection.
-    pub(super) fn of(request: Request<Incoming>, activity: &Arc<Activity>) -> Request<Self> {
-        let counts = request.version() < Version::HTTP_2 && !request.body().is_end_stream();
-        let unread = counts.then(|| Unread::new(activity));
+    pub(super) fn of(
+        request: Request<Incoming>,
+        activity: &Arc<Activity>,
+        clock: &Arc<dyn Clock>,
+    ) -> Request<Self> {
+        let has_body = !request.body().is_end_stream();
+        let unread = has_body.then(|| Unread::new(activity, clock));
         request.map(|incoming| Self { incoming, _unread: unread })
     }
 }

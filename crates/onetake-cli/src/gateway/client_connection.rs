@@ -137,7 +137,7 @@ impl<E: Answer> ClientConnection<E> {
             }
             let (activity, phase) = (Arc::clone(&activity), Arc::clone(&self.phase));
             let (version, place) = (request.version(), Arc::clone(&self.place));
-            let request = ClientBody::of(request, &activity);
+            let request = ClientBody::of(request, &activity, &self.clock);
             let answer = self.edge.answer(self.peer, Arc::clone(&place), request);
             async move {
                 let mut response = answer.await;
@@ -177,6 +177,7 @@ impl<E: Answer> ClientConnection<E> {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Act::Park) => can_park = true,
                     Poll::Ready(Act::Close) => http.graceful_shutdown(),
+                    Poll::Ready(Act::Drop) => return Poll::Ready(Ok(Ok(()))),
                     Poll::Ready(Act::Cut(reason)) => return Poll::Ready(Err(reason)),
                 }
             }
@@ -214,6 +215,7 @@ fn mark_end<B>(
 enum Act {
     Park,
     Close,
+    Drop,
     Cut(CutReason),
 }
 
@@ -238,6 +240,7 @@ impl<'a> Watch<'a> {
             can_park: false,
             is_running: false,
             is_sending: false,
+            has_unread: false,
             answered_at: None,
             moved_at: opened,
             blocked_since: None,
@@ -278,6 +281,7 @@ impl<'a> Watch<'a> {
             match next_step(&self.known, self.timeouts, now) {
                 Step::Cut(reason) => return Poll::Ready(Act::Cut(reason)),
                 Step::Close => return Poll::Ready(self.close()),
+                Step::Drop => return Poll::Ready(Act::Drop),
                 Step::WaitUntil(until) => self.wait(now, until),
                 Step::Park => {
                     self.wait(now, now);
@@ -339,6 +343,7 @@ impl<'a> Watch<'a> {
         known.can_park = self.activity.can_park();
         known.is_running = self.activity.is_running();
         known.is_sending = self.activity.is_sending();
+        known.has_unread = self.activity.has_unread();
         known.answered_at = self.activity.answered_at();
         if mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
             known.moved_at = now;

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use hyper::body::{Body, Incoming};
 use hyper::server::conn::{http1, http2};
 use hyper::service::HttpService;
@@ -180,10 +180,10 @@ where
             State::Http1(connection) => {
                 let parts = connection.into_parts();
                 let mut stream = parts.io.into_inner();
-                let has_rest = !parts.read_buf.is_empty();
+                let rest = without_empty_lines(parts.read_buf);
                 self.activity.set_parked(true);
-                self.activity.set_rest(has_rest);
-                stream.put_back(parts.read_buf);
+                self.activity.set_rest(!rest.is_empty());
+                stream.put_back(rest);
                 State::Parked(stream, parts.service)
             }
             other => other,
@@ -205,5 +205,18 @@ where
             }
             other => other,
         };
+    }
+}
+
+/// Drops empty lines behind the last request, which some clients send. hyper would wait for the
+/// request that they begin, and would not end the connection in order meanwhile.
+fn without_empty_lines(mut rest: Bytes) -> Bytes {
+    loop {
+        let line_end = match &*rest {
+            [b'\r', b'\n', ..] => 2,
+            [b'\n', ..] => 1,
+            _ => return rest,
+        };
+        rest.advance(line_end);
     }
 }

@@ -38,7 +38,9 @@ pub(super) struct Known {
     pub(super) is_running: bool,
     /// The body of a response is not complete.
     pub(super) is_sending: bool,
-    /// The end of the last response.
+    /// The body of a request is still unread. Its response may have ended.
+    pub(super) has_unread: bool,
+    /// The end of the last response, or of its request if that came later.
     pub(super) answered_at: Option<Duration>,
     /// When a byte was last seen to move in any direction.
     pub(super) moved_at: Duration,
@@ -75,6 +77,8 @@ pub(super) enum Step {
     Park,
     /// End it in order.
     Close,
+    /// Drop it: both sides are done with it.
+    Drop,
     /// End it at once.
     Cut(CutReason),
 }
@@ -110,10 +114,10 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         false => Step::Cut(reason),
     };
     if let Some(since) = known.lingers_since {
-        // A peer that has had its last response for a while needs no more time to read it.
         let quiet_since = known.discarded_at.max(known.answered_at).unwrap_or_default();
         let until = (since + LINGER_MAX).min(quiet_since + LINGER_QUIET_MAX);
-        return cut_at(until, CutReason::Linger);
+        // A peer that has had its last response for a while needs no more time to read it.
+        return if until <= since { Step::Drop } else { cut_at(until, CutReason::Linger) };
     }
     let blocked_until = known.blocked_since.map(|since| since.max(known.moved_at) + timeouts.send);
     if blocked_until.is_some_and(|until| until <= now) {
@@ -123,7 +127,7 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
     if known.is_running {
         return Step::WaitUntil(check_at);
     }
-    if known.is_sending {
+    if known.is_sending || known.has_unread {
         return match known.stopping_since {
             Some(since) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
             None => Step::WaitUntil(check_at),
@@ -169,6 +173,7 @@ mod tests {
         can_park: false,
         is_running: false,
         is_sending: false,
+        has_unread: false,
         answered_at: None,
         moved_at: secs(100),
         blocked_since: None,
@@ -200,6 +205,7 @@ mod tests {
         assert_eq!(end(answered), (225, Step::Close));
         assert_eq!(end(Known { is_running: true, ..answered }), FOREVER);
         assert_eq!(end(Known { is_sending: true, ..answered }), FOREVER);
+        assert_eq!(end(Known { has_unread: true, ..answered }), FOREVER, "its request goes on");
     }
 
     #[test]
@@ -254,6 +260,10 @@ mod tests {
         assert_eq!(end(unread), (155, Step::Cut(CutReason::Silence)));
         let reading = Known { moved_at: secs(160), ..unread };
         assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
+        for known in [unread, reading] {
+            let uploads = Known { is_sending: false, has_unread: true, ..known };
+            assert_eq!(end(uploads), end(known), "the rest of a request is waited for alike");
+        }
         assert_eq!(end(Known { is_running: true, ..unread }), FOREVER, "the operation may end");
     }
 
@@ -277,7 +287,9 @@ mod tests {
     #[test]
     fn a_connection_lingers_for_a_bounded_time() {
         let lingers = Known { lingers_since: Some(secs(150)), ..NEW };
-        assert_eq!(end(lingers), (100, Step::Cut(CutReason::Linger)), "nothing to be lost");
+        assert_eq!(end(lingers), (100, Step::Drop), "nothing to be lost");
+        let idle = Known { answered_at: Some(secs(148)), ..lingers };
+        assert_eq!(end(idle), (100, Step::Drop), "it has had its response for long enough");
         let answered = Known { answered_at: Some(secs(150)), ..lingers };
         assert_eq!(end(answered), (152, Step::Cut(CutReason::Linger)));
         let sending = Known { discarded_at: Some(secs(155)), ..answered };

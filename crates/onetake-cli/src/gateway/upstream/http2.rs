@@ -6,6 +6,8 @@
 //! with REFUSED_STREAM (RFC 9113, section 8.7). Such a request counts as never sent. If its body is
 //! in memory, another connection gets it.
 
+mod stream;
+
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::future::{Future, poll_fn};
@@ -30,10 +32,12 @@ use onetake_core::Clock;
 use onetake_core::clock::micros;
 use onetake_http::{BoxError, RequestBody};
 
-use super::body::{RequestStream, UpstreamBody};
+use super::body::UpstreamBody;
 use super::census::{Census, Refusal};
 use super::{AGE_MAX, Evidence, NoResponse};
 use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
+use stream::RequestStream;
+pub(super) use stream::ResponseHalf;
 
 /// Maximum number of requests at once on one connection, or fewer if the upstream says so.
 const STREAMS_MAX: usize = 100;
@@ -121,7 +125,12 @@ pub(super) struct Load {
     last_read: AtomicU64,
     /// Waits for the first read.
     first_read: AtomicWaker,
+    /// Waits for the next read.
+    next_read: AtomicWaker,
+    /// True if the connection takes no more requests.
     is_retired: AtomicBool,
+    /// The number of streams that cannot be reset.
+    stuck: AtomicUsize,
     clock: Arc<dyn Clock>,
 }
 
@@ -135,6 +144,19 @@ impl Load {
     pub(super) fn streams_max(&self) -> usize {
         self.streams_max.load(Ordering::Relaxed)
     }
+
+    /// True if no stream is left but those that cannot be reset.
+    fn is_stuck(&self) -> bool {
+        let stuck = self.stuck.load(Ordering::Acquire);
+        stuck > 0 && stuck >= self.streams.load(Ordering::Acquire)
+    }
+
+    /// Ends the connection if it is stuck.
+    fn end_if_stuck(&self) {
+        if self.is_stuck() {
+            self.next_read.wake();
+        }
+    }
 }
 
 impl std::fmt::Debug for Load {
@@ -144,12 +166,36 @@ impl std::fmt::Debug for Load {
 }
 
 /// A stream's place on its connection, until it is dropped.
-pub(super) struct StreamPlace(Arc<Load>);
+struct StreamPlace {
+    load: Arc<Load>,
+    is_stuck: AtomicBool,
+}
+
+impl StreamPlace {
+    /// Holds a place that was counted.
+    fn new(load: &Arc<Load>) -> Self {
+        Self { load: Arc::clone(load), is_stuck: AtomicBool::new(false) }
+    }
+
+    /// Notes that the stream cannot be reset. The connection takes no more requests.
+    fn set_stuck(&self) {
+        self.load.is_retired.store(true, Ordering::Relaxed);
+        if !self.is_stuck.swap(true, Ordering::AcqRel) {
+            self.load.stuck.fetch_add(1, Ordering::AcqRel);
+            self.load.end_if_stuck();
+        }
+    }
+}
 
 impl Drop for StreamPlace {
     fn drop(&mut self) {
-        self.0.idle_since.store(micros(self.0.clock.monotonic()), Ordering::Relaxed);
-        self.0.streams.fetch_sub(1, Ordering::AcqRel);
+        let load = &self.load;
+        if *self.is_stuck.get_mut() {
+            load.stuck.fetch_sub(1, Ordering::AcqRel);
+        }
+        load.idle_since.store(micros(load.clock.monotonic()), Ordering::Relaxed);
+        load.streams.fetch_sub(1, Ordering::AcqRel);
+        load.end_if_stuck();
     }
 }
 
@@ -218,16 +264,16 @@ where
             };
             let again = copied(&request);
             let (parts, body) = request.into_parts();
-            let (body, cancel) = RequestStream::new(&parts.headers, body, Arc::clone(&self.clock));
+            let (body, response_half) = RequestStream::new(&parts.headers, body, place);
             *evidence = Evidence::taken_by(&first_message);
             let sending = sender.try_send_request(Request::from_parts(parts, body));
-            let mut waiting = Waiting::new(&place.0);
+            let mut waiting = Waiting::new(response_half.load());
             let sent = sending.await;
             waiting.is_answered = true;
             drop(waiting);
             let mut error = match sent {
                 Ok(response) => {
-                    return Ok(response.map(|body| UpstreamBody::http2(body, cancel, place)));
+                    return Ok(response.map(|body| UpstreamBody::http2(body, response_half)));
                 }
                 Err(error) => error,
             };
@@ -316,7 +362,9 @@ where
             idle_since: AtomicU64::new(now),
             last_read: AtomicU64::new(0),
             first_read: AtomicWaker::new(),
+            next_read: AtomicWaker::new(),
             is_retired: AtomicBool::new(false),
+            stuck: AtomicUsize::new(0),
             clock: Arc::clone(&self.clock),
         });
         let io = TimedReads { io: TokioIo::new(stream), load: Arc::clone(&load) };
@@ -332,7 +380,7 @@ where
         let (sender, connection) = handshake.map_err(|_| NoResponse)?;
         tokio::spawn(drive(connection, Arc::clone(&load), turn));
         self.census.add(upstream, &load);
-        let place = StreamPlace(Arc::clone(&load));
+        let place = StreamPlace::new(&load);
         let taken = (sender.clone(), first_message.clone(), place);
         let mut connections = pool.lock();
         connections.push(Connection { sender, load, first_message });
@@ -387,7 +435,7 @@ impl<B> Pool<B> {
             |connection: &&Connection<B>| load(connection) < connection.load.streams_max();
         let connection = connections.iter().filter(has_place).min_by_key(load)?;
         connection.load.streams.fetch_add(1, Ordering::AcqRel);
-        let place = StreamPlace(Arc::clone(&connection.load));
+        let place = StreamPlace::new(&connection.load);
         Some((connection.sender.clone(), connection.first_message.clone(), place))
     }
 }
@@ -473,7 +521,7 @@ fn copied<B: SendAgain>(request: &Request<B>) -> Option<Request<B>> {
     Some(copy)
 }
 
-/// A connection that notes the time of its reads.
+/// A connection that notes the time of its reads, and breaks off if it is stuck.
 struct TimedReads {
     io: TokioIo<Stream>,
     load: Arc<Load>,
@@ -485,6 +533,10 @@ impl Read for TimedReads {
         cx: &mut Context<'_>,
         into: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
+        self.load.next_read.register(cx.waker());
+        if self.load.is_stuck() {
+            return Poll::Ready(Err(std::io::ErrorKind::ConnectionAborted.into()));
+        }
         let read = Pin::new(&mut self.io).poll_read(cx, into);
         if read.is_ready() {
             let now = micros(self.load.clock.monotonic()).max(1);

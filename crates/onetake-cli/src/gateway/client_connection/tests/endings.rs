@@ -4,6 +4,9 @@ use std::io;
 use std::pin::Pin;
 
 use futures_util::FutureExt;
+use http_body_util::StreamBody;
+use hyper::body::Frame;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::ReadBuf;
 
 use super::*;
@@ -90,6 +93,110 @@ async fn a_body_may_arrive_slowly_after_its_response() {
     drop(body);
     world.advance(TIMEOUTS.head).await;
     world.serving.await.unwrap();
+}
+
+/// Idle connections are closed. This one is not idle: its client still sends.
+#[tokio::test]
+async fn a_body_after_its_response_may_take_longer_than_idle_time() {
+    let mut world = World::new();
+    let early = request("/unread", &"x".repeat(20));
+    let (first, rest) = early.split_at(early.len() - 20);
+    world.send(first).await;
+    world.expects("/unread:").await;
+    let mut body = world.echo.unread.lock().unwrap().pop().unwrap();
+    for byte in rest.chars() {
+        world.advance(TIMEOUTS.keep_alive / 10).await;
+        assert!(!world.serving.is_finished() && !world.activity.lingers());
+        world.send(&byte.to_string()).await;
+        while let Some(Some(Ok(_))) = body.frame().now_or_never() {}
+    }
+    drop(body);
+    // Its idle time begins now.
+    world.advance(TIMEOUTS.keep_alive - SECOND).await;
+    world.asks("/next", "2").await;
+    world.advance(TIMEOUTS.keep_alive - Duration::from_millis(1)).await;
+    assert!(!world.serving.is_finished());
+    world.advance(Duration::from_millis(1)).await;
+    world.expects_end().await;
+}
+
+/// The same over HTTP/2.
+#[tokio::test]
+async fn a_stream_after_its_response_may_take_longer_than_idle_time() {
+    let world = World::new();
+    let (sender, receiver) = tokio::sync::mpsc::channel::<Frame<Bytes>>(1);
+    let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
+        Some((Ok::<_, Infallible>(receiver.recv().await?), receiver))
+    });
+    let body = StreamBody::new(Box::pin(frames));
+    let io = TokioIo::new(world.client);
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), io);
+    let (mut client, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post("http://a/unread").body(body).unwrap();
+    let response = client.send_request(request).await.unwrap();
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "/unread:");
+    let mut body = world.echo.unread.lock().unwrap().pop().unwrap();
+    for _ in 0..30 {
+        settle().await;
+        world.clock.advance(TIMEOUTS.keep_alive / 10);
+        settle().await;
+        assert!(!world.serving.is_finished());
+        sender.send(Frame::data(Bytes::from("x"))).await.unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "x");
+    }
+    drop(sender);
+    assert_eq!(body.collect().await.unwrap().to_bytes(), "", "it is whole");
+}
+
+/// The rest of the request is waited for, but not for long.
+#[tokio::test]
+async fn a_body_after_its_response_delays_the_end_of_the_gateway_for_a_bounded_time() {
+    let mut world = World::new();
+    let early = request("/unread", "0123456789");
+    let (first, rest) = early.split_at(early.len() - 5);
+    world.send(first).await;
+    world.expects("/unread:").await;
+    let mut body = world.echo.unread.lock().unwrap().pop().unwrap();
+    world.phase.stop();
+    world.stop.cancel();
+    for byte in rest.chars().take(4) {
+        world.advance(SECOND * 4).await;
+        assert!(!world.serving.is_finished());
+        world.send(&byte.to_string()).await;
+        while let Some(Some(Ok(_))) = body.frame().now_or_never() {}
+    }
+    world.advance(SECOND * 6).await;
+    world.advance(SECOND * 6).await;
+    world.serving.await.unwrap();
+}
+
+/// Some clients send empty lines behind a body. The connection ends as if they had not.
+#[tokio::test]
+async fn a_connection_with_empty_lines_behind_its_request_ends_in_order() {
+    for lines in ["\r\n", "\n", "\r\n\r\n"] {
+        for is_stopping in [false, true] {
+            let mut world = World::new();
+            world.send(&(request("/first", "1") + lines)).await;
+            world.expects("/first:1").await;
+            world.advance(SECOND).await;
+            assert!(world.activity.is_parked(), "{lines:?}: {:?}", world.activity);
+            match is_stopping {
+                true => {
+                    world.phase.stop();
+                    world.stop.cancel();
+                }
+                false => world.advance(TIMEOUTS.keep_alive - SECOND).await,
+            }
+            world.expects_end().await;
+        }
+        let mut world = World::new();
+        world.send(&(request("/first", "1") + lines)).await;
+        world.expects("/first:1").await;
+        world.advance(SECOND).await;
+        world.asks("/second", "2").await;
+        world.park().await;
+    }
 }
 
 /// An upgrade that was not accepted.

@@ -11,8 +11,8 @@ use futures_util::future::BoxFuture;
 use hyper_util::client::legacy::connect::dns::{GaiResolver, Name};
 use tower_service::Service;
 
-/// The addresses of a name, in the order in which they are tried. The connector sets the port if it
-/// is zero.
+/// The addresses of a name, in the order in which they are tried. The connector sets the port if the
+/// URL names one, or if it is zero.
 type Addresses = BoxFuture<'static, io::Result<vec::IntoIter<SocketAddr>>>;
 
 /// The source of the addresses of names.

@@ -1,6 +1,7 @@
 //! The body of a response. It owns its connection until its end.
 
-use std::future::poll_fn;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,6 +40,9 @@ enum Source {
         size: SizeHint,
         /// The way of permits to the task.
         permits: Option<oneshot::Sender<Box<dyn Send>>>,
+        /// Tells the task that this body was dropped. The frames do not: a task that waits for the
+        /// upstream alone has no place for a frame.
+        _alive: oneshot::Sender<Infallible>,
     },
 }
 
@@ -91,12 +95,14 @@ impl Http1Body {
         let size = stream.size_hint();
         let (sender, frames) = mpsc::channel(1);
         let (permits, held) = oneshot::channel();
-        let exchange = read_beside_upload(stream, upload, PollSender::new(sender), clock);
+        let (alive, dropped) = oneshot::channel();
+        let reader = Reader { frames: PollSender::new(sender), dropped };
+        let exchange = read_beside_upload(stream, upload, reader, clock);
         tokio::spawn(async move {
             exchange.await;
             drop(held);
         });
-        Self(Source::Task { frames, size, permits: Some(permits) })
+        Self(Source::Task { frames, size, permits: Some(permits), _alive: alive })
     }
 
     /// Holds permits until the connection is free. Returns them if that is so when the body ends.
@@ -218,16 +224,24 @@ impl BodyStream {
     }
 }
 
-/// Reads a body and writes the rest of its request, until both are complete, the client has left
+/// The reader of a body, as the task sees it.
+struct Reader {
+    frames: PollSender<Result<Frame<Bytes>, BoxError>>,
+    /// Resolves if the body is dropped.
+    dropped: oneshot::Receiver<Infallible>,
+}
+
+/// Reads a body and writes the rest of its request, until both are complete, the body is dropped
 /// before the end of the response, or the request goes on for too long after its response.
 async fn read_beside_upload<B>(
     mut stream: BodyStream,
     mut upload: Upload<B>,
-    mut frames: PollSender<Result<Frame<Bytes>, BoxError>>,
+    reader: Reader,
     clock: Arc<dyn Clock>,
 ) where
     B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
+    let Reader { mut frames, mut dropped } = reader;
     let (mut is_uploading, mut is_written) = (true, false);
     let mut after_response: Option<AfterResponse> = None;
     let is_complete = poll_fn(|cx| {
@@ -239,6 +253,10 @@ async fn read_beside_upload<B>(
             is_written = uploaded.is_ok();
         }
         while !stream.has_ended {
+            // After the end of the response its body is dropped, and the upload goes on.
+            if Pin::new(&mut dropped).poll(cx).is_ready() {
+                return Poll::Ready(false);
+            }
             // A place for the frame comes first, so that no more is read than the client takes.
             match frames.poll_reserve(cx) {
                 Poll::Pending => return Poll::Pending,

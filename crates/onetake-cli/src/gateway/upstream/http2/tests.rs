@@ -1,3 +1,5 @@
+mod open_requests;
+
 use super::*;
 use crate::gateway::upstream::{Upstream, Upstreams};
 use http_body_util::{BodyExt, Full};
@@ -34,7 +36,13 @@ fn upstreams<B>() -> Upstreams<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
 {
-    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    upstreams_with(Arc::new(SystemClock))
+}
+
+fn upstreams_with<B>(clock: Arc<dyn Clock>) -> Upstreams<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
+{
     let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
     Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
 }
@@ -61,10 +69,19 @@ where
     (is_answered, evidence.may_be_sent())
 }
 
-/// Reads frames until a request has begun. Returns the number of its stream.
+/// Reads frames of a new connection until a request has begun. Returns the number of its stream.
 async fn read_request(stream: &mut TcpStream) -> u32 {
+    read_preface(stream).await;
+    read_head(stream).await
+}
+
+async fn read_preface(stream: &mut TcpStream) {
     let mut preface = [0; 24];
     stream.read_exact(&mut preface).await.unwrap();
+}
+
+/// Reads frames until a request has begun. Returns the number of its stream.
+async fn read_head(stream: &mut TcpStream) -> u32 {
     loop {
         let mut prefix = [0; 9];
         stream.read_exact(&mut prefix).await.unwrap();

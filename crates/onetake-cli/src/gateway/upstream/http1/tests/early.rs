@@ -15,6 +15,26 @@ fn post() -> (
     (sender, Request::post("/").header("content-length", "6").body(body).unwrap())
 }
 
+fn without_length<B>(mut request: Request<B>) -> Request<B> {
+    request.headers_mut().remove("content-length");
+    request
+}
+
+/// Waits for a result, but not for ever.
+async fn in_time<T>(result: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        result = result => Some(result),
+        () = SystemClock.sleep(STALL_MAX) => None,
+    }
+}
+
+/// Waits until every task has done what it can.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// The clock stands still, so no timeout ends the body.
 #[tokio::test]
 async fn the_end_of_an_early_response_does_not_wait_for_the_upload() {
@@ -34,12 +54,7 @@ async fn the_end_of_an_early_response_does_not_wait_for_the_upload() {
             let (first, later) = if is_at_once { (rest, "") } else { ("", rest) };
             pair.upstream.write_all(format!("{head}{first}").as_bytes()).await.unwrap();
             let response = pair.send(request).await.unwrap();
-            let reading = tokio::spawn(async move {
-                tokio::select! {
-                    read = text(response) => Some(read),
-                    () = SystemClock.sleep(STALL_MAX) => None,
-                }
-            });
+            let reading = tokio::spawn(in_time(text(response)));
             pair.upstream.write_all(later.as_bytes()).await.unwrap();
             if !head.contains("length") && !head.contains("chunked") {
                 pair.upstream.shutdown().await.unwrap();
@@ -87,6 +102,48 @@ async fn an_early_response_that_is_dropped_ends_its_upload() {
     assert!(pair.idle.take(0).is_none());
 }
 
+/// Nothing else wakes the task: the upstream is silent, and the upload is complete, or the upstream
+/// does not read it.
+#[tokio::test]
+async fn an_early_response_that_is_dropped_ends_a_silent_exchange() {
+    for is_complete in [true, false] {
+        let mut pair = Pair::with_clock(Arc::new(ManualClock::default())).await;
+        let (sender, request) = post();
+        let request = if is_complete { request } else { without_length(request) };
+        pair.upstream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nea").await.unwrap();
+        let mut response = pair.send(request).await.unwrap();
+        let permits = Arc::new(());
+        let held = Arc::downgrade(&permits);
+        assert!(response.body_mut().hold(permits).is_none());
+        let frame = response.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), "ea");
+        if is_complete {
+            sender.send("abcdef").await.unwrap();
+            pair.got("abcdef").await;
+        } else {
+            let piece: &str = "x".repeat(1 << 20).leak();
+            // The buffers of the operating system are full, and then the channel is.
+            while sender.try_send(piece).is_ok() {
+                settle().await;
+            }
+        }
+        settle().await;
+        assert!(held.upgrade().is_some());
+        drop(response);
+        let ended = async {
+            sender.closed().await;
+            while held.upgrade().is_some() {
+                tokio::task::yield_now().await;
+            }
+        };
+        assert!(
+            in_time(ended).await.is_some(),
+            "the permits are held for ever; complete: {is_complete}"
+        );
+        assert!(pair.idle.take(0).is_none());
+    }
+}
+
 /// The client sends the rest of its request slowly, and the upstream reads it.
 #[tokio::test]
 async fn an_upload_that_makes_progress_goes_on_after_its_response() {
@@ -104,9 +161,7 @@ async fn an_upload_that_makes_progress_goes_on_after_its_response() {
         sender.send(piece).await.unwrap();
         pair.got(&format!("{piece}\r\n")).await;
         clock.advance(AFTER_RESPONSE);
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
+        settle().await;
         assert!(!sender.is_closed());
     }
     // A little is no progress.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::gateway::upstream::{Upstream, Upstreams};
+use crate::gateway::upstream::{Upstream, UpstreamSettings, Upstreams};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Frame;
 use hyper_util::rt::TokioIo as Io;
@@ -36,7 +36,7 @@ where
 {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-    Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
+    Upstreams::new(connector, UpstreamSettings::OF_TESTS, clock, Census::new())
 }
 
 async fn listener() -> (TcpListener, Uri) {

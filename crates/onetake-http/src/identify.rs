@@ -2,6 +2,7 @@
 //!
 //! Scope, key, id and fingerprint are computed once. Later steps use the results.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,7 +31,7 @@ use crate::problem::from_engine::overloaded;
 use crate::problem::{Code, Problem};
 use crate::respond::Refusal;
 use crate::service::ATTEMPT_HEADERS;
-use crate::upload::{UploadError, UploadLimits, upload};
+use crate::upload::{Upload, UploadError, UploadLimits};
 use crate::velocity::{self, Limit};
 
 /// The shortest lease that a deadline leads to. A shorter lease would be renewed all the time.
@@ -95,7 +96,20 @@ impl Head {
             patience: || self.within(self.policy.request_timeout, clock),
             clock,
         };
-        let read = upload(body, ends_exactly, &mut place, limits).await;
+        let body = pin!(body);
+        let mut upload = Upload::new(body, announced);
+        let read = loop {
+            let read = upload.read(&mut place, &limits).await;
+            // The body has no announced length, or others have used up the memory meanwhile. Others
+            // can have the memory at once, before the store is asked.
+            let goes_on = read == Err(UploadError::NoMemory)
+                && place.move_to_replays().is_ok()
+                && Box::pin(self.is_recorded(shared)).await;
+            if !goes_on {
+                break read;
+            }
+        };
+        let read = read.and_then(|()| upload.finish(ends_exactly));
         let (data, trailers) =
             read.map_err(|error| self.refused(self.not_received(shared, error)))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;

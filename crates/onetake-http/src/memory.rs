@@ -162,8 +162,8 @@ impl Budget {
 }
 
 impl BodyPermit {
-    /// Takes memory for bytes that have arrived. After an error the request must end: the permit
-    /// counts these bytes until it is dropped.
+    /// Takes memory for bytes that have arrived. The permit counts them after an error too, so the
+    /// request must then end, or [move](Self::move_to_replays).
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), Exhausted> {
         self.bytes = self.bytes.saturating_add(bytes);
         let budget = self.budget();
@@ -173,6 +173,30 @@ impl BodyPermit {
         }
         let free = budget.max.checked_sub(used).ok_or(Exhausted)?;
         if self.is_fair(free) { Ok(()) } else { Err(Exhausted) }
+    }
+
+    /// Moves a request that may be a retry of a recorded operation to the memory for those. Such
+    /// requests get at most half of it, because most of them may be new ones.
+    ///
+    /// # Errors
+    /// If there is no room for it, or it is there already.
+    pub(crate) fn move_to_replays(&mut self) -> Result<(), Exhausted> {
+        let (bytes, replays) = (self.bytes, &self.memory.replays);
+        let is_room = replays.used().saturating_add(bytes) <= replays.max / 2;
+        if self.purpose == Purpose::Replay || !is_room {
+            return Err(Exhausted);
+        }
+        self.give_back();
+        self.purpose = Purpose::Replay;
+        self.take(bytes)
+    }
+
+    fn give_back(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.budget().used.fetch_sub(bytes, Ordering::Relaxed);
+        for share in self.shares() {
+            share.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Returns true if `bytes` more would be granted now.
@@ -201,10 +225,7 @@ impl BodyPermit {
 
 impl Drop for BodyPermit {
     fn drop(&mut self) {
-        self.budget().used.fetch_sub(self.bytes, Ordering::Relaxed);
-        for share in self.shares() {
-            share.fetch_sub(self.bytes, Ordering::Relaxed);
-        }
+        self.give_back();
     }
 }
 
@@ -310,5 +331,28 @@ mod tests {
         replay.unwrap().take(30_000).unwrap();
         assert!(memory.begin(Purpose::Replay, &parts(None), b"", 200_000).is_err());
         assert_eq!(memory.replays.used(), 0);
+    }
+
+    #[test]
+    fn a_request_moves_to_the_memory_for_replays_with_its_bytes() {
+        let (memory, share) = (memory(1 << 20), BodyShare::default());
+        let mut permit = memory.begin(Purpose::Any, &parts(Some(&share)), b"a", 0).unwrap();
+        assert_eq!(permit.take(1 << 20), Err(Exhausted));
+        assert_eq!(permit.move_to_replays(), Err(Exhausted), "an eighth is not enough");
+        drop(permit);
+        let mut permit = memory.begin(Purpose::Any, &parts(Some(&share)), b"a", 0).unwrap();
+        permit.take(1_000).unwrap();
+        permit.move_to_replays().unwrap();
+        let bytes = REQUEST_BYTES + 1_000;
+        assert_eq!((memory.all.used(), memory.replays.used()), (0, bytes));
+        assert_eq!(share.0.load(Ordering::Relaxed), bytes);
+        assert_eq!(permit.move_to_replays(), Err(Exhausted), "it is there already");
+        let mut other = memory.begin(Purpose::Any, &parts(None), b"b", 0).unwrap();
+        other.take(60_000).unwrap();
+        assert_eq!(other.move_to_replays(), Err(Exhausted), "half is for known retries");
+        let known = memory.begin(Purpose::Replay, &parts(None), b"b", 60_000);
+        known.unwrap().take(60_000).unwrap();
+        drop((permit, other));
+        assert_eq!((memory.used(), share.0.load(Ordering::Relaxed)), (0, 0));
     }
 }

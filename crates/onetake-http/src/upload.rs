@@ -2,7 +2,7 @@
 //! and rate.
 
 use std::future::poll_fn;
-use std::pin::pin;
+use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -46,57 +46,77 @@ pub(crate) enum UploadError {
     Reset,
 }
 
-/// Reads a body. With `ends_exactly`, only a body that reports its end is whole.
-///
-/// A body that is there already, the usual case, takes no timer.
-pub(crate) async fn upload<B, F>(
-    body: B,
-    ends_exactly: bool,
-    permit: &mut BodyPermit,
-    limits: UploadLimits<'_, F>,
-) -> Result<(Bytes, Option<HeaderMap>), UploadError>
-where
-    B: Body<Data = Bytes>,
-    F: Fn() -> Duration,
-{
-    let mut body = pin!(body);
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    if announced > limits.bytes_max {
-        return Err(UploadError::TooLarge);
+/// A body that is being read.
+pub(crate) struct Upload<'a, B> {
+    body: Pin<&'a mut B>,
+    gathered: Gathered,
+    pace: Pace,
+    trailers: Option<HeaderMap>,
+}
+
+impl<'a, B: Body<Data = Bytes>> Upload<'a, B> {
+    /// Begins to read a body. `announced` is its length, or 0 if that is not known.
+    pub(crate) fn new(body: Pin<&'a mut B>, announced: usize) -> Self {
+        let gathered = Gathered::announcing(announced);
+        Self { body, gathered, pace: Pace::default(), trailers: None }
     }
-    let mut gathered = Gathered::announcing(announced);
-    let (mut pace, mut trailers) = (Pace::default(), None);
-    poll_fn(|cx| {
-        loop {
-            match body.as_mut().poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => {
-                    let data = match frame.into_data() {
-                        Ok(data) => data,
-                        Err(other) => {
-                            trailers = other.into_trailers().ok();
-                            continue;
+
+    /// Reads the body to its end. A body that is there already, the usual case, takes no timer.
+    ///
+    /// # Errors
+    /// After [`UploadError::NoMemory`] nothing is lost: the bytes that there was no memory for count
+    /// in the permit, and the upload may go on with a permit that has room for them.
+    pub(crate) async fn read<F>(
+        &mut self,
+        permit: &mut BodyPermit,
+        limits: &UploadLimits<'_, F>,
+    ) -> Result<(), UploadError>
+    where
+        F: Fn() -> Duration,
+    {
+        poll_fn(|cx| {
+            loop {
+                match self.body.as_mut().poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        let data = match frame.into_data() {
+                            Ok(data) => data,
+                            Err(other) => {
+                                self.trailers = other.into_trailers().ok();
+                                continue;
+                            }
+                        };
+                        let length = data.len();
+                        if self.gathered.length() + length > limits.bytes_max {
+                            return Poll::Ready(Err(UploadError::TooLarge));
                         }
-                    };
-                    if gathered.length() + data.len() > limits.bytes_max {
-                        return Poll::Ready(Err(UploadError::TooLarge));
+                        self.gathered.add(data);
+                        permit.take(length).map_err(|_| UploadError::NoMemory)?;
                     }
-                    permit.take(data.len()).map_err(|_| UploadError::NoMemory)?;
-                    gathered.add(data);
+                    Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(UploadError::Broken)),
+                    Poll::Ready(None) => return Poll::Ready(Ok(())),
+                    Poll::Pending => {
+                        match self.pace.poll_wait(cx, self.gathered.length(), limits) {
+                            Poll::Ready(error) => return Poll::Ready(Err(error)),
+                            Poll::Pending => return Poll::Pending,
+                        }
+                    }
                 }
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Err(UploadError::Broken)),
-                Poll::Ready(None) => return Poll::Ready(Ok(())),
-                Poll::Pending => match pace.poll_wait(cx, gathered.length(), &limits) {
-                    Poll::Ready(error) => return Poll::Ready(Err(error)),
-                    Poll::Pending => return Poll::Pending,
-                },
             }
-        }
-    })
-    .await?;
-    if ends_exactly && !body.is_end_stream() {
-        return Err(UploadError::Reset);
+        })
+        .await
     }
-    Ok((gathered.finish(), trailers))
+
+    /// Returns the body and its trailers. With `ends_exactly`, only a body that reports its end is
+    /// whole.
+    pub(crate) fn finish(
+        self,
+        ends_exactly: bool,
+    ) -> Result<(Bytes, Option<HeaderMap>), UploadError> {
+        if ends_exactly && !self.body.is_end_stream() {
+            return Err(UploadError::Reset);
+        }
+        Ok((self.gathered.finish(), self.trailers))
+    }
 }
 
 /// The time limits of an upload, once it has to wait for the client.
@@ -157,6 +177,7 @@ mod tests {
     use http_body_util::StreamBody;
     use onetake_core::{ManualClock, Timestamp};
     use std::convert::Infallible;
+    use std::pin::pin;
     use tokio::sync::mpsc;
 
     type Sent = Result<Frame<Bytes>, Infallible>;
@@ -197,9 +218,10 @@ mod tests {
                     patience: || Duration::from_secs(30),
                     clock: &clock,
                 };
-                upload(StreamBody::new(stream), false, &mut permit, limits)
-                    .await
-                    .map(|(data, _)| data)
+                let body = pin!(StreamBody::new(stream));
+                let mut upload = Upload::new(body, 0);
+                upload.read(&mut permit, &limits).await?;
+                upload.finish(false).map(|(data, _)| data)
             }
         }
     }

@@ -30,9 +30,14 @@ table! {
         max_requests_per_connection: usize = integer(1, 65_535).or("256"),
         /// The most requests in flight to one upstream.
         max_requests_per_upstream: usize = integer(1, 1_000_000).or("8192"),
-        /// The most requests that wait for one of the three limits above. One more gets a 503.
+        /// The most keyed operations that run at once. One more gets a 503 without waiting. Requests
+        /// that wait for another attempt do not count.
+        max_operations: usize = integer(1, 1_000_000).or("10000"),
+        /// The most requests that wait for one limit: for `max_requests` or
+        /// `max_requests_per_connection`, for `max_requests_per_upstream`, or for a socket to an
+        /// upstream (open files). One more gets a 503.
         max_queued_requests: usize = integer(0, 1_000_000).or("1024"),
-        /// The longest time for which a request waits in that queue. Then it gets a 503.
+        /// The longest time for which a request waits in such a queue. Then it gets a 503.
         queue_timeout: Duration = duration("1ms", "1m", "1s").or("\"1s\""),
         /// The most memory for keyed requests: the bytes that have arrived, until the outcome is
         /// recorded. At least twice the largest `max_request_body`.

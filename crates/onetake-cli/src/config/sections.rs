@@ -67,6 +67,9 @@ table! {
         /// The `Host` header that upstreams get: that of the client (`"pass"`), the host of the
         /// upstream's URL (`"upstream"`), or a host of your own.
         upstream_host: UpstreamHost = upstream_host().or("\"pass\""),
+        /// The time for which an idle HTTP/1.1 connection to an upstream is kept for the next request.
+        /// It must be shorter than the time for which the upstream keeps it: see below.
+        upstream_keep_alive: Duration = duration("100ms", "5m", "4s").or("\"4s\""),
         /// The time without a sign of life after which an HTTP/2 connection to an upstream with
         /// requests in progress is checked by a ping. gRPC servers close connections with more
         /// than one ping in five minutes.

@@ -90,10 +90,6 @@ impl Answer for Edge {
         Box::pin(async move {
             let Self { inner, plans, responses, clock } = &*edge;
             let from = is_logged().then(|| clock.monotonic());
-            let permit = match place.enter(REQUESTS).await {
-                Ok(permit) => permit,
-                Err(full) => return plans.answers.tell(full.problem(), None).map(whole),
-            };
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
             let cors = plans.cors.as_ref().map(|cors| (cors, CorsRequest::of(&parts)));
@@ -104,7 +100,12 @@ impl Answer for Edge {
                 return cors.permit(request).map(whole);
             }
             let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
-            let mut response = match admit(plans, peer, &place, &mut parts) {
+            // A refusal by the limit is written like any other, so that pages can read it.
+            let admitted = match place.enter(REQUESTS).await {
+                Ok(permit) => admit(plans, peer, &place, &mut parts).map(|routed| (permit, routed)),
+                Err(full) => Err(full.problem()),
+            };
+            let mut response = match admitted {
                 Err(problem) => {
                     let is_ambiguous = problem.code() == Code::RequestRefused;
                     let mut response = plans.answers.tell(problem, None).map(whole);
@@ -119,7 +120,7 @@ impl Answer for Edge {
                         false => response,
                     }
                 }
-                Ok(routed) => {
+                Ok((permit, routed)) => {
                     let plan = Arc::clone(&routed.plan);
                     parts.extensions.insert(place.bodies());
                     parts.extensions.insert(routed);

@@ -61,10 +61,14 @@ impl EnvoyEdge {
     }
 }
 
+/// Maximum number of concurrent streams of one connection of Envoy, in place of the configured one.
+///
+/// A worker of Envoy has one connection for all of its requests. It opens at most 1,024 streams
+/// before it knows this limit, unless its configuration says otherwise.
+pub(super) const STREAMS_MAX: usize = 4_096;
+
 impl Answer for EnvoyEdge {
-    /// A worker of Envoy has one connection for all of its requests. It opens at most 1,024 streams
-    /// before it knows this limit, unless its configuration says otherwise.
-    const STREAMS_MAX: Option<usize> = Some(4_096);
+    const STREAMS_MAX: Option<usize> = Some(STREAMS_MAX);
 
     type Body = tonic::body::Body;
 

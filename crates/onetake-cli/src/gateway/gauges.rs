@@ -12,6 +12,7 @@ use super::in_flight::Gates;
 use super::response_memory::ResponseMemory;
 use super::server::ServerLimits;
 use super::upstream::Census;
+use crate::config::Config;
 
 /// The gauges. They are empty until the gateway listens.
 #[derive(Debug, Default)]
@@ -32,8 +33,45 @@ struct Watched {
     response_bytes: Gauge,
 }
 
+/// Tells the limits that are in force: every option of `[limits]`, and the limits of `[gateway]`.
+pub(super) fn tell_limits(config: &Config, of: Descriptors, streams_max: usize) {
+    describe_gauge!(
+        "onetake_limit",
+        "The limits in force, by the name of the option; sizes in bytes, times in seconds."
+    );
+    let (limits, gateway) = (&config.limits, &config.gateway);
+    for (name, limit) in [
+        ("max_connections", of.connections_max),
+        ("max_streams", streams_max),
+        ("max_headers", limits.max_headers),
+        ("max_header_bytes", limits.max_header_bytes),
+        ("max_requests", limits.max_requests),
+        ("max_requests_per_connection", limits.max_requests_per_connection),
+        ("max_requests_per_upstream", limits.max_requests_per_upstream),
+        // Not an option: it follows from the open files of the process.
+        ("max_upstream_sockets", of.upstream_requests_max),
+        ("max_operations", limits.max_operations),
+        ("max_queued_requests", limits.max_queued_requests),
+        ("max_body_memory", limits.max_body_memory),
+        ("max_response_memory", limits.max_response_memory),
+        ("min_body_rate", limits.min_body_rate),
+        ("max_store_memory", limits.max_store_memory),
+    ] {
+        gauge!("onetake_limit", "limit" => name).set(limit as f64);
+    }
+    for (name, limit) in [
+        ("header_timeout", limits.header_timeout),
+        ("send_timeout", limits.send_timeout),
+        ("queue_timeout", limits.queue_timeout),
+        ("keep_alive", gateway.keep_alive),
+        ("upstream_keep_alive", gateway.upstream_keep_alive),
+    ] {
+        gauge!("onetake_limit", "limit" => name).set(limit.as_secs_f64());
+    }
+}
+
 impl Gauges {
-    /// Watches these, and tells the limits that are in force.
+    /// Watches these.
     pub(super) fn watch(
         &self,
         limits: &ServerLimits,
@@ -41,20 +79,6 @@ impl Gauges {
         (layer, responses): (OnetakeLayer, Arc<ResponseMemory>),
         census: Arc<Census>,
     ) {
-        let configured = &limits.configured;
-        describe_gauge!("onetake_limit", "The limits in force, by the name of the option.");
-        for (name, limit) in [
-            ("max_connections", of.connections_max),
-            ("max_requests", configured.max_requests),
-            ("max_requests_per_connection", configured.max_requests_per_connection),
-            ("max_requests_per_upstream", configured.max_requests_per_upstream),
-            ("max_upstream_sockets", of.upstream_requests_max),
-            ("max_queued_requests", configured.max_queued_requests),
-            ("max_body_memory", configured.max_body_memory),
-            ("max_response_memory", configured.max_response_memory),
-        ] {
-            gauge!("onetake_limit", "limit" => name).set(limit as f64);
-        }
         let made = |name: &'static str, about: &'static str| {
             describe_gauge!(name, about);
             gauge!(name)

@@ -78,7 +78,7 @@ use server::{Server, ServerLimits};
 use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
-use upstream::Census;
+use upstream::{Census, UpstreamSettings};
 
 /// The error of a gateway that could not start.
 #[derive(Debug, thiserror::Error)]
@@ -200,8 +200,9 @@ impl Gateway {
         }
         let listener = listen(asked, field, flag).await?;
         let address = local(&listener, asked);
-        let OpenStore { store, interrupted, limits, reap_interval, journal } =
+        let OpenStore { store, interrupted, mut limits, reap_interval, journal } =
             stores::open(&config.store).await?;
+        limits.running_max = config.limits.max_operations;
         let store = decorate(store);
 
         let secrets = secrets::secrets(&config, &*store).await;
@@ -271,13 +272,22 @@ impl Gateway {
         let responses = ResponseMemory::new(config.limits.max_response_memory);
         let census = Census::new();
         let memory = (layer.clone(), Arc::clone(&responses));
+        let streams_max = match front {
+            Front::Proxy => config.limits.max_streams,
+            #[cfg(feature = "ext-proc")]
+            Front::Envoy => ext_proc::STREAMS_MAX,
+        };
+        gauges::tell_limits(&config, descriptors, streams_max);
         gauges.watch(&limits, descriptors, memory, Arc::clone(&census));
-        let ping_interval = config.gateway.upstream_ping_interval;
+        let upstream_settings = UpstreamSettings {
+            idle_max: descriptors.idle_per_core_max,
+            keep_alive: config.gateway.upstream_keep_alive,
+            ping_interval: config.gateway.upstream_ping_interval,
+        };
         let server = match front {
             Front::Proxy => {
                 let edge = |_| {
-                    let idle_max = descriptors.idle_per_core_max;
-                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
+                    let proxy = Proxy::new(connector.clone(), upstream_settings, &census);
                     let inner = layer.layer(proxy);
                     let (plans, responses) = (Arc::clone(&plans), Arc::clone(&responses));
                     Arc::new(Edge::new(inner, plans, responses, Arc::clone(&clock)))
@@ -289,8 +299,7 @@ impl Gateway {
             #[cfg(feature = "ext-proc")]
             Front::Envoy => {
                 let edge = |_| {
-                    let idle_max = descriptors.idle_per_core_max;
-                    let proxy = Proxy::new(connector.clone(), idle_max, ping_interval, &census);
+                    let proxy = Proxy::new(connector.clone(), upstream_settings, &census);
                     let (config, gates) = (&config.ext_proc, &limits.gates);
                     let edge =
                         ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, gates, proxy);

@@ -36,7 +36,9 @@ use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::Target;
 use super::request_heads::too_large;
 use super::tls::Connector;
-use super::upstream::{Census, Evidence, NoResponse, Upstream, UpstreamBody, Upstreams};
+use super::upstream::{
+    Census, Evidence, NoResponse, Upstream, UpstreamBody, UpstreamSettings, Upstreams,
+};
 use crate::traces::pass_on;
 
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
@@ -64,17 +66,15 @@ impl<B> Proxy<B>
 where
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
 {
-    /// Creates a proxy that keeps up to `idle_max` idle connections of HTTP/1.1. `ping_interval` is
-    /// that of HTTP/2 connections.
+    /// Creates a proxy with connections of its own.
     pub(super) fn new(
         connector: Connector,
-        idle_max: usize,
-        ping_interval: Duration,
+        settings: UpstreamSettings,
         census: &Arc<Census>,
     ) -> Self {
         let (clock, census): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), Arc::clone(census));
         let now = Arc::clone(&clock);
-        let upstreams = Upstreams::new(connector, idle_max, now, ping_interval, census);
+        let upstreams = Upstreams::new(connector, settings, now, census);
         Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
@@ -369,7 +369,7 @@ mod tests {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, clock).unwrap();
         let census = Census::new();
-        let proxy = Proxy::<ClientBody>::new(connector, 1, Duration::from_secs(1), &census);
+        let proxy = Proxy::<ClientBody>::new(connector, UpstreamSettings::OF_TESTS, &census);
         let bytes = size_of_result(&|request| proxy.0.forward(request));
         assert!(bytes <= 1_800, "{bytes} bytes");
     }

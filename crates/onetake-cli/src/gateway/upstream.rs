@@ -45,6 +45,26 @@ pub(super) struct Upstream<'a> {
     pub(super) hints: Option<HintSender<'a>>,
 }
 
+/// The settings of connections to upstreams.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UpstreamSettings {
+    /// Maximum number of idle HTTP/1.1 connections of one core.
+    pub(super) idle_max: usize,
+    /// How long an HTTP/1.1 connection may be idle.
+    pub(super) keep_alive: Duration,
+    /// The time without a sign of life after which an HTTP/2 connection is checked by a ping.
+    pub(super) ping_interval: Duration,
+}
+
+#[cfg(test)]
+impl UpstreamSettings {
+    pub(super) const OF_TESTS: Self = Self {
+        idle_max: 8,
+        keep_alive: Duration::from_secs(4),
+        ping_interval: Duration::from_secs(360),
+    };
+}
+
 /// The connections of one core, for requests with bodies of one type.
 pub(super) struct Upstreams<B: Body + 'static> {
     connector: Connector,
@@ -84,16 +104,15 @@ impl<B> Upstreams<B>
 where
     B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
 {
-    /// Keeps up to `idle_max` idle connections of HTTP/1.1.
     pub(super) fn new(
         connector: Connector,
-        idle_max: usize,
+        settings: UpstreamSettings,
         clock: Arc<dyn Clock>,
-        ping_interval: Duration,
         census: Arc<Census>,
     ) -> Self {
+        let UpstreamSettings { idle_max, keep_alive, ping_interval } = settings;
         let http2 = Http2::new(connector.clone(), Arc::clone(&clock), ping_interval, census);
-        Self { connector, idle: Arc::new(Idle::new(idle_max, clock)), http2 }
+        Self { connector, idle: Arc::new(Idle::new(idle_max, keep_alive, clock)), http2 }
     }
 
     /// Sends a request with a relative target to an upstream. The evidence stays true if this
@@ -188,7 +207,7 @@ mod tests {
     fn upstreams() -> Upstreams<Full<Bytes>> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-        Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
+        Upstreams::new(connector, UpstreamSettings::OF_TESTS, clock, Census::new())
     }
 
     impl SendAgain for Full<Bytes> {

@@ -38,14 +38,24 @@ impl Process {
     }
 
     /// Like [`Self::start`], as a process that may open this number of files. Its log has no lines
-    /// below warnings, so that a test can send many requests.
+    /// below `info`, so that a test can send many requests.
     pub(crate) async fn start_under(
         files_max: usize,
         folder: &Path,
         routes: &str,
         upstream: &str,
     ) -> Self {
-        let limited = format!("ulimit -n {files_max}; exec \"$0\" \"$@\"");
+        Self::start_limited(&format!("ulimit -n {files_max}"), folder, routes, upstream).await
+    }
+
+    /// Like [`Self::start_under`], after these commands of the shell.
+    pub(crate) async fn start_limited(
+        limits: &str,
+        folder: &Path,
+        routes: &str,
+        upstream: &str,
+    ) -> Self {
+        let limited = format!("set -e; {limits}; exec \"$0\" \"$@\"");
         let mut command = Command::new("sh");
         command.arg("-c").arg(limited).arg(env!("CARGO_BIN_EXE_onetake"));
         command.env("ONETAKE_LOG", "info").env(SHUTDOWN_DELAY, "0s");
@@ -123,10 +133,19 @@ impl Process {
 
     /// The largest memory that the process ever had, in bytes.
     pub(crate) fn memory_peak(&self) -> usize {
+        self.status("VmHWM:")
+    }
+
+    /// The memory that the process may write to, in bytes. `ulimit -d` limits it.
+    pub(crate) fn data_bytes(&self) -> usize {
+        self.status("VmData:")
+    }
+
+    fn status(&self, name: &str) -> usize {
         let path = format!("/proc/{}/status", self.child.id().unwrap());
         let status = std::fs::read_to_string(path).unwrap();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        let kibibytes: usize = peak.trim().trim_end_matches(" kB").parse().unwrap();
+        let value = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        let kibibytes: usize = value.trim().trim_end_matches(" kB").parse().unwrap();
         kibibytes << 10
     }
 

@@ -1,5 +1,6 @@
 //! Rolling restarts of two gateways on one store, behind a load balancer and under load.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,6 +11,7 @@ use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::{Client, ClientError};
 use onetake_sim::servers::{BalancedNode, Balancer, BalancerServer, free_port, until};
 use onetake_sim::upstream::Upstream;
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::common::migrated_postgres;
@@ -65,6 +67,26 @@ impl Node {
         let metrics = metrics.send().await.unwrap().text();
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.and_then(|count| count.parse().ok()).unwrap_or_default()
+    }
+
+    /// The numbers of keys in the store by their state.
+    async fn keys(&self) -> BTreeMap<String, u64> {
+        let client = Client::new(self.addresses.admin);
+        let (mut keys, mut query) = (BTreeMap::new(), String::new());
+        loop {
+            let call = client.post(&format!("/v1/counts{query}")).method("GET").body("");
+            let answer = call.send().await.unwrap();
+            assert_eq!(answer.status(), 200, "{}", answer.text());
+            let page: Value = serde_json::from_slice(&answer.body).unwrap();
+            for state in ["running", "completed", "failed", "released", "unknown", "unreadable"] {
+                let count = page.get(state).and_then(Value::as_u64).unwrap();
+                *keys.entry(state.to_owned()).or_default() += count;
+            }
+            match page.get("cursor").and_then(Value::as_str) {
+                Some(cursor) => query = format!("?cursor={cursor}"),
+                None => return keys,
+            }
+        }
     }
 
     /// Stops the process with SIGTERM, starts it again, and waits until it gets requests.
@@ -145,6 +167,12 @@ async fn no_request_fails(balancer: Balancer) {
     assert!(failures.is_empty(), "{failures:#?}\n{}", server.log());
     let repeated = keys.iter().filter(|key| upstream.runs(key) != 1).count();
     assert_eq!(repeated, 0, "every operation ran once");
+    for node in &nodes {
+        assert_eq!(node.count("onetake_unknown_total").await, 0);
+        let mut states = node.keys().await;
+        assert_eq!(states.remove("completed"), u64::try_from(keys.len()).ok());
+        assert!(states.values().all(|count| *count == 0), "{states:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

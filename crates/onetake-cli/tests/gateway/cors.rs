@@ -9,6 +9,7 @@ use onetake_sim::client::{Call, Client, ClientResponse};
 use tokio::net::TcpListener;
 
 use crate::common::InProcess;
+use crate::common::raw_http::RawClient;
 
 const APP: &str = "https://app.example.com";
 const OTHER: &str = "https://other.example.com";
@@ -39,7 +40,7 @@ async fn echo_origin(method: Method, headers: HeaderMap) -> impl IntoResponse {
 
 struct World {
     client: Client,
-    _gateway: InProcess,
+    gateway: InProcess,
 }
 
 impl World {
@@ -55,7 +56,7 @@ impl World {
              [[route]]\nmatch = \"POST,PUT /pay\"\nkey = {{ required = true }}\ntenant = \"public\"\n"
         ))
         .await;
-        Self { client: Client::new(gateway.address()), _gateway: gateway }
+        Self { client: Client::new(gateway.address()), gateway }
     }
 
     async fn allowing(origins: &str) -> Self {
@@ -185,6 +186,46 @@ async fn pages_can_read_problems() {
     let passed = world.call("GET", "/x", STRANGER).body("").send().await.unwrap();
     assert_eq!(passed.header("access-control-allow-origin"), STRANGER);
     assert_eq!(passed.header("access-control-expose-headers"), "X-Upstream");
+}
+
+/// A gateway that is full still answers preflights, and pages can read that it is full.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_can_read_that_the_gateway_is_full() {
+    let full = format!(
+        "cors = {{ origins = [\"{APP}\"] }}\n[limits]\nmax_requests = 1\nmax_queued_requests = 0"
+    );
+    let world = World::start(&full).await;
+    let mut holder = RawClient::connect(world.gateway.address()).await;
+    let head = format!(
+        "POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {KEY}\r\nContent-Length: 2\r\n\
+         Expect: 100-continue\r\n\r\n"
+    );
+    holder.write(&head).await;
+    let reads = holder.response().await.unwrap();
+    assert_eq!(reads.status(), 100, "the only place is taken until the body comes");
+    let permitted = world.preflight("POST", "/pay", APP).await;
+    assert_eq!(permitted.status(), 204, "{}", permitted.text());
+    assert_eq!(permitted.header("access-control-allow-origin"), APP);
+    for call in [
+        world.call("POST", "/pay", APP).key("a-key-of-a-full-node"),
+        world.call("GET", "/x", APP).body(""),
+        world.call("POST", "/pay%2fx", APP),
+    ] {
+        let refused = call.send().await.unwrap();
+        assert_eq!((refused.status(), &*refused.code()), (503, "overloaded"));
+        is_readable(&refused, APP);
+        assert!(varies_by_origin(&refused) && !refused.header("retry-after").is_empty());
+    }
+    let stranger = world.pay("a-key-of-a-full-node", STRANGER).await;
+    assert_eq!(stranger.code(), "overloaded");
+    is_hidden(&stranger);
+    // A client of gRPC gets an error of gRPC.
+    let call = world.call("POST", "/pay", APP).header("content-type", "application/grpc");
+    let error = call.key("a-key-of-a-full-node").send().await.unwrap();
+    assert_eq!((error.status(), error.header("grpc-status")), (200, "14"), "{:?}", error.headers);
+    is_readable(&error, APP);
+    holder.write("10").await;
+    assert_eq!(holder.response().await.unwrap().status(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -6,6 +6,8 @@ use std::time::Duration;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::blackbox::Target;
 use onetake_sim::upstream::Upstream;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 use crate::common::raw_http::RawClient;
 use crate::common::{InProcess, configuration};
@@ -59,6 +61,28 @@ async fn idle_connections_end_after_the_configured_time() {
     let mut client = RawClient::connect(gateway.address()).await;
     client.post("/any/slow?ms=4500", "slow-and-not-idle-01").await;
     assert_eq!(client.response().await.unwrap().status(), 201);
+}
+
+/// By default, they end after four seconds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_to_upstreams_end_after_the_configured_time() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = format!("http://{}", listener.local_addr().unwrap());
+    let line = "upstream_keep_alive = \"100ms\"";
+    let gateway = InProcess::start(configuration(&upstream, line, "")).await;
+    let mut client = RawClient::connect(gateway.address()).await;
+    client.write("GET /any HTTP/1.1\r\nHost: a\r\n\r\n").await;
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        assert_ne!(stream.read_buf(&mut request).await.unwrap(), 0);
+    }
+    stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+    let since = SystemClock.monotonic();
+    assert_eq!(client.response().await.unwrap().status(), 200);
+    assert_eq!(stream.read_buf(&mut request).await.unwrap(), 0, "an end, and no other request");
+    let took = SystemClock.monotonic() - since;
+    assert!(took < Duration::from_millis(3_500), "{took:?}");
 }
 
 /// After a second, the gateway keeps no more of an idle connection than its socket.

@@ -21,6 +21,7 @@ mod grpc;
 mod hostile_connections;
 mod keep_alive;
 mod kills_and_signals;
+mod limits;
 #[cfg(feature = "otlp")]
 mod log_secrecy;
 mod message_heads;

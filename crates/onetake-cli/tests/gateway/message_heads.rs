@@ -34,16 +34,15 @@ async fn a_head_that_is_too_large_gets_a_problem_in_every_version_of_http() {
             "{what}: {answer:?}"
         );
         assert_eq!(client.rest().await, b"", "{what}: nothing else, and an end");
-        // Above twice the limit, the library for HTTP/2 refuses by itself, without a body.
-        if filler.len() * filler[0].1.len() > 128 << 10 {
-            continue;
-        }
         let mut call = Client::http2(gateway.address()).post("/any/charge").method("GET").body("");
         for (name, value) in &filler {
             call = call.header(name, value);
         }
         let answer = call.send().await.unwrap();
-        assert_eq!((answer.status(), &*answer.code()), (431, "request_head_too_large"), "{what}");
+        // Above twice the limit, the library for HTTP/2 refuses by itself, without a problem.
+        let is_refused_by_library = filler.len() * filler[0].1.len() > 128 << 10;
+        let code = if is_refused_by_library { "" } else { "request_head_too_large" };
+        assert_eq!((answer.status(), &*answer.code()), (431, code), "{what}");
     }
     assert_eq!(upstream.runs_in_all(), 0);
     for client in [Client::new(gateway.address()), Client::http2(gateway.address())] {

@@ -125,7 +125,7 @@ async fn gateway(framework: Framework, upstream: SocketAddr) -> InProcess {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_runs_without_its_key_in_any_spelling() {
-    let mut table = String::new();
+    let mut table = Table::new();
     let mut without_key = Vec::new();
     for framework in Framework::ALL {
         let server = FrameworkServer::start(framework).await;
@@ -133,21 +133,43 @@ async fn nothing_runs_without_its_key_in_any_spelling() {
         let (status, body) = send(gateway.address(), "POST", "/v1/charges", Some(KEY)).await;
         assert!(body.contains("ran"), "{framework:?} does not run at all: {status}\n{body}");
         let mut alone = Vec::new();
-        for spelling in SPELLINGS {
-            if runs(server.address(), *spelling).await {
+        for (number, spelling) in SPELLINGS.iter().enumerate() {
+            let runs_alone = runs(server.address(), *spelling).await;
+            let runs_behind = runs(gateway.address(), *spelling).await;
+            table.set(number, runs_alone, runs_behind);
+            if runs_alone {
                 alone.push(spelling);
             }
-            if runs(gateway.address(), *spelling).await {
+            if runs_behind {
                 without_key.push((framework, spelling));
             }
         }
-        let spelled = alone.iter().map(|(method, target)| format!("{method} {target}"));
-        let spelled = spelled.collect::<Vec<_>>().join("  ");
-        writeln!(table, "{framework:?} alone runs {}: {spelled}", alone.len()).unwrap();
-        assert!(alone.len() > 4, "the spellings do not reach {framework:?}: {spelled}");
+        assert!(alone.len() > 4, "the spellings do not reach {framework:?}: {alone:?}");
     }
+    let table = table.written();
     println!("{table}");
     assert!(without_key.is_empty(), "ran without a key: {without_key:?}\n{table}");
+}
+
+/// The table of all spellings and servers, in Markdown.
+struct Table(Vec<String>);
+
+impl Table {
+    fn new() -> Self {
+        Self(SPELLINGS.iter().map(|(method, target)| format!("| `{method} {target}` |")).collect())
+    }
+
+    /// Notes for the next server whether its handler ran: alone, and behind the gateway.
+    fn set(&mut self, spelling: usize, alone: bool, behind: bool) {
+        let word = |ran| if ran { "ran" } else { "–" };
+        write!(self.0.get_mut(spelling).unwrap(), " {} / {} |", word(alone), word(behind)).unwrap();
+    }
+
+    fn written(self) -> String {
+        let servers = Framework::ALL.map(|framework| format!("{framework:?}")).join(" | ");
+        let line = " --- |".repeat(Framework::ALL.len());
+        format!("| spelling | {servers} |\n| --- |{line}\n{}\n", self.0.join("\n"))
+    }
 }
 
 /// Shows that the test above can fail: letter case counts by default, and Express ignores it.

@@ -565,6 +565,47 @@ async fn replays_are_answered_without_memory_for_more() {
     assert_eq!(api.runs(), 1);
 }
 
+/// The same holds for a body without an announced length. That there is no memory for it shows while
+/// it arrives.
+#[tokio::test]
+async fn replays_of_unknown_length_are_answered_without_memory_for_more() {
+    let api = Api::default();
+    // An eighth of this is for replays. One tenant may have 253,000 bytes beside a body of 15,000.
+    let limits = HttpLimits::default().body_bytes_max(400_000);
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let layer = OnetakeLayer::builder(engine).policy(Policy::new()).limits(limits);
+    let layer = layer.build().unwrap();
+    let router = Router::new()
+        .route("/stuck", post(std::future::pending::<()>))
+        .route("/charges", post(charge))
+        .with_state(api.clone())
+        .layer(layer.clone());
+    let chunks = "x".repeat(1_000);
+    let send = |key: &'static str| {
+        let chunks = std::iter::repeat_n(Ok::<_, Infallible>(chunks.clone()), 15);
+        let body = axum::body::Body::from_stream(futures_util::stream::iter(chunks));
+        assert_eq!(http_body::Body::size_hint(&body).lower(), 0);
+        let router = router.clone();
+        async move { send(&router, request("/charges", key, body)).await }
+    };
+    assert_eq!(send(KEY).await.status, 201);
+    let mut stuck = Vec::new();
+    while layer.body_bytes() < 258_000 {
+        let (number, before) = (stuck.len(), layer.body_bytes());
+        let request = request("/stuck", &format!("stuck-0123456789-{number}"), "10");
+        stuck.push(tokio::spawn(router.clone().oneshot(request)));
+        while layer.body_bytes() == before {
+            tokio::task::yield_now().await;
+        }
+    }
+    let fresh = send("another-key-0123456789").await;
+    assert_eq!((fresh.status, fresh.code().as_str()), (503, "overloaded"));
+    let replay = send(KEY).await;
+    assert!(replay.is_replay(), "{:?}", replay.body);
+    assert_eq!(api.runs(), 1);
+    stuck.into_iter().for_each(|stuck| stuck.abort());
+}
+
 #[tokio::test]
 async fn over_the_bounds_nothing_runs_and_everybody_is_told() {
     let api = Api::default();

@@ -21,6 +21,8 @@ const CHECK_ONLY: &[&str] = &[
     "grace = \"2h\"",
     "wait_timeout = \"6m\"",
     "velocity = [{ by = [\"tenant\"], limit = \"5/min\" }]",
+    "upstream_keep_alive = \"99ms\"",
+    "upstream_keep_alive = \"6m\"",
     "upstream_ping_interval = \"0s\"",
     "fingerprint = { mode = \"protobuf\" }",
     "fingerprint = { mode = \"protobuf\" }\ndescriptor_set = \"/nowhere/at/all.pb\"",

@@ -207,7 +207,9 @@ async fn change_it(
                 "An attempt may still be running and report its outcome{}. Nothing was changed.",
                 until.unwrap_or_default()
             );
-            Err(ApiError::standing("key_running", "The key is running", detail, &record))
+            let fault = ApiError::standing("key_running", "The key is running", detail, &record);
+            // The attempt may end.
+            Err(fault.retryable(None))
         }
         Intervened::Stale(record) if record.attempt != attempt => Err(ApiError::standing(
             "attempt_stale",

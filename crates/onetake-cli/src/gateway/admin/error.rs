@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use onetake_core::{Record, RecordId, StoreError, StoreErrorKind, hex};
+use onetake_core::{Record, RecordId, Rng, StoreError, StoreErrorKind, SystemRng, hex};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -16,6 +16,9 @@ pub(crate) struct ApiError(Box<ApiProblem>);
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub(crate) struct ApiProblem {
+    /// The URN of this kind of error: `urn:onetake:admin-problem:` and the code.
+    #[serde(rename = "type")]
+    kind: String,
     /// The HTTP status.
     status: u16,
     /// The error code for machines.
@@ -26,6 +29,12 @@ pub(crate) struct ApiProblem {
     title: &'static str,
     /// The explanation, with what to do.
     detail: String,
+    /// The URN of this error: `urn:onetake:reference:` and the reference of the key that it is about,
+    /// or `urn:onetake:request:` and an identifier that the log has at the level `debug`.
+    instance: String,
+    /// True if the same request can get another answer. False if it gets the same error until
+    /// something is changed.
+    retryable: bool,
     /// The key's latest attempt, if the error is about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<String>,
@@ -51,10 +60,13 @@ impl ApiError {
         detail: impl Into<String>,
     ) -> Self {
         Self(Box::new(ApiProblem {
+            kind: format!("urn:onetake:admin-problem:{code}"),
             status: status.as_u16(),
             code,
             title,
             detail: detail.into(),
+            instance: String::new(),
+            retryable: false,
             attempt: None,
             state: None,
             ids: Vec::new(),
@@ -65,6 +77,14 @@ impl ApiError {
     fn with(mut self, change: impl FnOnce(&mut ApiProblem)) -> Self {
         change(&mut self.0);
         self
+    }
+
+    /// The same request can get another answer, after this number of seconds if it is known.
+    pub(super) fn retryable(self, retry_after: Option<u64>) -> Self {
+        self.with(|problem| {
+            problem.retryable = true;
+            problem.retry_after = retry_after;
+        })
     }
 
     /// A parameter or a body that is invalid. The detail names it and says what to write instead.
@@ -98,7 +118,7 @@ impl ApiError {
         let detail = format!("Too many requests. Retry in {retry_after} s.");
         let status = StatusCode::TOO_MANY_REQUESTS;
         let fault = Self::new(status, "too_many_requests", "Too many requests", detail);
-        fault.with(|problem| problem.retry_after = Some(retry_after))
+        fault.retryable(Some(retry_after))
     }
 
     pub(super) fn no_page() -> Self {
@@ -157,6 +177,7 @@ impl ApiError {
         let fault = Self::new(StatusCode::CONFLICT, code, title, detail);
         let attempt = Some(hex::encode(record.attempt.as_bytes()));
         fault.with(|problem| {
+            problem.instance = format!("urn:onetake:reference:{}", record.id.reference());
             problem.attempt = attempt;
             problem.state = Some(record.state.name());
         })
@@ -178,12 +199,15 @@ impl From<StoreError> for ApiError {
         };
         let status = StatusCode::SERVICE_UNAVAILABLE;
         let fault = Self::new(status, "store_unavailable", "The store is unavailable", detail);
-        fault.with(|problem| problem.retry_after = Some(1))
+        fault.retryable(Some(1))
     }
 }
 
 impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
+    fn into_response(mut self) -> Response {
+        if self.0.instance.is_empty() {
+            self.0.instance = instance_of_request(self.0.code);
+        }
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::BAD_REQUEST);
         let retry_after = self.0.retry_after;
         let mut response = (status, Json(self.0)).into_response();
@@ -196,5 +220,38 @@ impl IntoResponse for ApiError {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+}
+
+/// Returns the URN of an error that is about no key. The log has its identifier.
+fn instance_of_request(code: &'static str) -> String {
+    let mut id = [0; 16];
+    SystemRng.fill(&mut id);
+    let request = hex::encode(&id);
+    tracing::debug!(request, code, "a request of an operator was answered with a problem");
+    format!("urn:onetake:request:{request}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A problem that has `Retry-After` says that a retry helps, and no other does.
+    #[test]
+    fn a_problem_says_whether_to_retry() {
+        let store = |kind| ApiError::from(StoreError::new(kind, "gone"));
+        for (error, retryable) in [
+            (ApiError::too_many(3), true),
+            (store(StoreErrorKind::Unavailable), true),
+            (store(StoreErrorKind::Indeterminate), true),
+            (store(StoreErrorKind::Invalid), false),
+            (ApiError::no_key(), false),
+            (ApiError::unauthorized(), false),
+        ] {
+            let code = error.0.code;
+            assert_eq!(error.0.retryable, retryable, "{code}");
+            let response = error.into_response();
+            assert_eq!(response.headers().contains_key(RETRY_AFTER), retryable, "{code}");
+        }
     }
 }

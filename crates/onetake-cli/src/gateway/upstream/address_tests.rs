@@ -97,7 +97,7 @@ fn upstreams(addresses: &Addresses, clock: Arc<dyn Clock>) -> Upstreams<Full<Byt
         Box::pin(async move { Ok(addresses) })
     });
     let connector = Connector::with_resolver(resolver, None, Arc::clone(&clock)).unwrap();
-    Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
+    Upstreams::new(connector, UpstreamSettings::OF_TESTS, clock, Census::new())
 }
 
 /// Sends a request. Returns whether there was a response, and whether it may have been sent.

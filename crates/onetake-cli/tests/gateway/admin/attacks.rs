@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::upstream::Upstream;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -58,6 +58,49 @@ async fn whatever_is_refused_is_a_problem() {
         let method = if path.ends_with("release") { "POST" } else { "GET" };
         let answer = world.ask(method, path, Some(json!({}))).await;
         assert_eq!(answer.header("content-type"), "application/problem+json", "{}", answer.text());
+    }
+}
+
+/// The members of RFC 9457, and those that every problem of the gateway has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_problem_has_the_members_of_all_problems() {
+    let world = World::start().await;
+    let sent = world.send("/v1/500", "to-be-asked-about-01", "ada").await;
+    let reference = sent.header("idempotency-reference");
+    let stale = json!({ "attempt": "0".repeat(32), "reason": "why" });
+    let about_key = format!("urn:onetake:reference:{reference}");
+    let mut instances = Vec::new();
+    for (method, path, body, code) in [
+        ("GET", "/nowhere".to_owned(), None, "not_found"),
+        ("DELETE", "/v1/keys".to_owned(), None, "method_not_allowed"),
+        ("GET", "/v1/keys?state=x".to_owned(), None, "request_invalid"),
+        ("GET", "/v1/keys/9B5H-6U57-LCAG".to_owned(), None, "key_not_found"),
+        ("POST", format!("/v1/keys/{reference}/release"), Some(stale), "attempt_stale"),
+    ] {
+        let answer = world.ask(method, &path, body).await;
+        let problem: Value = serde_json::from_slice(&answer.body).unwrap();
+        let kind = format!("urn:onetake:admin-problem:{code}");
+        assert_eq!(problem["code"], code, "{problem}");
+        assert_eq!(problem["type"], kind, "{problem}");
+        assert_eq!(problem["status"], answer.status(), "{problem}");
+        assert_eq!(problem["retryable"], false, "{problem}");
+        for text in ["title", "detail"] {
+            assert!(problem[text].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
+        }
+        let instance = problem["instance"].as_str().unwrap().to_owned();
+        assert_eq!(instance == about_key, code == "attempt_stale", "{problem}");
+        assert!(instance == about_key || instance.starts_with("urn:onetake:request:"), "{problem}");
+        instances.push(instance);
+    }
+    instances.sort();
+    instances.dedup();
+    assert_eq!(instances.len(), 5);
+    let description = world.get("/openapi.json").await;
+    let refusal = &description["paths"]["/v1/keys"]["get"]["responses"]["400"]["content"];
+    let schema = &refusal["application/problem+json"]["schema"];
+    for member in ["type", "title", "status", "detail", "instance", "code", "retryable"] {
+        let required = schema["required"].as_array().unwrap_or_else(|| panic!("{schema}"));
+        assert!(required.iter().any(|name| name == member), "{member}: {schema}");
     }
 }
 

@@ -6,7 +6,6 @@
 
 mod attacker;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use crate::common::process::Process;
+use crate::common::raw_http::RawClient;
 use attacker::{Attack, Attacker, SilentReader};
 
 /// A limit of open files that many systems have.
@@ -40,13 +40,16 @@ impl World {
     }
 
     async fn start_under(files_max: usize, options: &str) -> Self {
+        Self::start_limited(&format!("ulimit -n {files_max}"), options).await
+    }
+
+    /// Starts the process after these commands of the shell.
+    async fn start_limited(limits: &str, options: &str) -> Self {
         // This process has the other ends of all sockets.
         onetake_cli::gateway::raise_limit();
         let folder = tempfile::tempdir().unwrap();
         let upstream = Upstream::start().await.unwrap();
-        let gateway =
-            Process::start_under(files_max, Path::new(folder.path()), options, &upstream.url())
-                .await;
+        let gateway = Process::start_limited(limits, folder.path(), options, &upstream.url()).await;
         Self { upstream, gateway, _folder: folder }
     }
 
@@ -92,6 +95,28 @@ async fn requests_that_hang_do_not_use_up_the_files_of_the_store() {
     assert!(open < FILES_MAX - 200, "{open} files are open");
     drop(attacking);
     assert!(world.gateway.terminate().await.success());
+}
+
+/// The soft limit is raised to the hard one. If that is low, the log and the metrics say so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_limit_of_open_files_is_raised_at_the_start() {
+    let upstream = Upstream::start().await.unwrap();
+    for (hard, is_low) in [(2_000, true), (4_096, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let limits = format!("ulimit -Sn 600; ulimit -Hn {hard}");
+        let mut gateway = Process::start_limited(&limits, folder.path(), "", &upstream.url()).await;
+        let path = format!("/proc/{}/limits", gateway.child.id().unwrap());
+        let table = std::fs::read_to_string(path).unwrap();
+        let row = table.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
+        let values: Vec<&str> = row.split_whitespace().take(2).collect();
+        assert_eq!(values, [hard.to_string(), hard.to_string()], "{table}");
+        let logs = gateway.logs.lock().unwrap().clone();
+        assert_eq!(logs.contains("the limit of open files is low"), is_low, "{hard}: {logs}");
+        assert!(logs.contains("limits.max_connections is lowered"), "{hard}: {logs}");
+        let connections = gateway.metric("onetake_limit{limit=\"max_connections\"}").await;
+        assert!(connections > 300.0 && connections < f64::from(hard), "{hard}: {connections}");
+        assert!(gateway.terminate().await.success());
+    }
 }
 
 /// An upstream that answers a request before its body, and then reads on.
@@ -239,6 +264,70 @@ async fn waiting_requests_take_the_configured_memory_and_no_more() {
     assert!(statuses.iter().filter(|status| **status == 201).count() >= 30);
     assert_eq!(world.upstream.runs(KEY), 1);
     assert_eq!(world.gateway.metric("onetake_body_memory_bytes").await, 0.0);
+    assert!(world.gateway.terminate().await.success());
+}
+
+/// A process that gets no more memory from the system. An allocation that fails would end it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_requests_do_not_end_a_process_with_little_memory() {
+    const KEY: &str = "one-key-for-all-0002";
+    const WAITERS: usize = 600;
+    const BODY_BYTES: usize = 1_000_000;
+    // The allocator reserves memory in advance, and the limit counts what may be written to.
+    const ON_DEMAND: &str = "export MIMALLOC_ARENA_EAGER_COMMIT=0";
+    let options = "[limits]\nmax_body_memory = \"48MiB\"\n[[route]]\nmatch = \"POST /json/{*rest}\"\n\
+                   fingerprint = { mode = \"json\" }\nin_flight = \"wait\"\nwait_timeout = \"60s\"\n\
+                   tenant = \"public\"\n";
+    let mut usual = World::start_limited(ON_DEMAND, options).await;
+    assert_eq!(usual.charge("with-enough-memory-01").await.status(), 201);
+    let needed = usual.gateway.data_bytes();
+    assert!(usual.gateway.terminate().await.success());
+    // Each core compares one body at a time.
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let limit = needed + (192 << 20) + cores * 8 * BODY_BYTES;
+    assert!(limit - needed < WAITERS * BODY_BYTES, "the bodies take more than there is");
+    let limited = format!("{ON_DEMAND}; ulimit -d {}", limit >> 10);
+    let mut world = World::start_limited(&limited, options).await;
+    let body = format!("[\"{}\"]", "x".repeat(BODY_BYTES));
+    let head = format!(
+        "POST /json/gate HTTP/1.1\r\nHost: a\r\nIdempotency-Key: {KEY}\r\nX-Case: {KEY}\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let (request, address) = (Arc::<str>::from(head + &body), world.gateway.address);
+    let call = || {
+        let request = Arc::clone(&request);
+        tokio::spawn(async move {
+            loop {
+                let mut client = RawClient::connect(address).await;
+                // A refusal may come before the end of the upload. It is lost if this process does
+                // not go on with the upload for two seconds.
+                let _ended = client.0.write_all(request.as_bytes()).await;
+                if let Some(answer) = client.response().await {
+                    return answer;
+                }
+            }
+        })
+    };
+    let mut calls = vec![call()];
+    world.upstream.ran(KEY, 1).await;
+    calls.extend((0..WAITERS).map(|_| call()));
+    until("the memory is used up", async || {
+        let answered = calls.iter().filter(|call| call.is_finished()).count();
+        let waiting = world.gateway.metric("onetake_waiting").await;
+        waiting >= 20.0 && waiting + answered as f64 >= WAITERS as f64
+    })
+    .await;
+    world.upstream.open(KEY);
+    let mut completed = 0;
+    for call in calls {
+        let answer = call.await.unwrap();
+        let is_refused = answer.status() == 503 && answer.text().contains("\"overloaded\"");
+        assert!(answer.status() == 201 || is_refused, "{} {}", answer.status(), answer.text());
+        completed += usize::from(answer.status() == 201);
+    }
+    assert!(completed >= 20, "{completed}");
+    assert_eq!(world.upstream.runs(KEY), 1);
     assert!(world.gateway.terminate().await.success());
 }
 

@@ -8,15 +8,14 @@ use onetake_core::Clock;
 use super::super::AGE_MAX;
 use super::Http1Connection;
 
-/// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
-/// five, and a request that is on its way at that moment would have an unknown outcome.
-const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-
 /// The idle connections of one core.
 pub(in super::super) struct Idle {
     connections: Mutex<Connections>,
     /// Maximum number of connections, to all upstreams.
     max: usize,
+    /// How long a connection may be idle. If the upstream closes it first, a request that is on its
+    /// way at that moment has an unknown outcome.
+    keep_alive: Duration,
     clock: Arc<dyn Clock>,
 }
 
@@ -32,8 +31,8 @@ struct Connections {
 }
 
 impl Idle {
-    pub(in super::super) fn new(max: usize, clock: Arc<dyn Clock>) -> Self {
-        Self { connections: Mutex::default(), max, clock }
+    pub(in super::super) fn new(max: usize, keep_alive: Duration, clock: Arc<dyn Clock>) -> Self {
+        Self { connections: Mutex::default(), max, keep_alive, clock }
     }
 
     pub(in super::super) fn clock(&self) -> Arc<dyn Clock> {
@@ -49,7 +48,7 @@ impl Idle {
         let mut all = self.lock();
         while let Some(mut connection) = all.of_upstream.get_mut(upstream)?.pop() {
             all.count -= 1;
-            if may_be_used(&connection, self.clock.monotonic()) && connection.is_usable() {
+            if self.may_be_used(&connection, self.clock.monotonic()) && connection.is_usable() {
                 return Some(connection);
             }
         }
@@ -82,11 +81,17 @@ impl Idle {
         let now = self.clock.monotonic();
         let mut all = self.lock();
         for connections in &mut all.of_upstream {
-            connections.retain(|connection| may_be_used(connection, now));
+            connections.retain(|connection| self.may_be_used(connection, now));
         }
         all.count = all.of_upstream.iter().map(Vec::len).sum();
         all.is_watched = all.count > 0;
         !all.is_watched
+    }
+
+    /// True if the connection is neither too old nor idle for too long.
+    fn may_be_used(&self, connection: &Http1Connection, now: Duration) -> bool {
+        let since = |then: Duration| now.saturating_sub(then);
+        since(connection.since) < self.keep_alive && since(connection.opened) < AGE_MAX
     }
 
     /// True if a connection could be used now.
@@ -97,16 +102,10 @@ impl Idle {
     }
 }
 
-/// True if the connection is neither too old nor idle for too long.
-fn may_be_used(connection: &Http1Connection, now: Duration) -> bool {
-    let since = |then: Duration| now.saturating_sub(then);
-    since(connection.since) < UPSTREAM_IDLE && since(connection.opened) < AGE_MAX
-}
-
 /// Closes old connections until none are left.
 async fn close_old(idle: Arc<Idle>) {
     loop {
-        idle.clock.sleep(UPSTREAM_IDLE / 4).await;
+        idle.clock.sleep(idle.keep_alive / 4).await;
         if idle.remove_old() {
             return;
         }

@@ -7,11 +7,14 @@ use super::*;
 use http::StatusCode;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
-use onetake_core::{ManualClock, SystemClock};
+use onetake_core::{ManualClock, SystemClock, Timestamp};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::gateway::tls::{Connector, Protocols};
+
+/// How long idle connections are kept.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
 type Sent = Result<Response<Http1Body>, BoxError>;
 
@@ -33,7 +36,7 @@ impl Pair {
         let stream = connector.open(&uri, Protocols::Http1).await.unwrap();
         let connection = Some(Box::new(Http1Connection::new(stream, &*clock)));
         let (upstream, _) = listener.accept().await.unwrap();
-        Self { connection, upstream, idle: Arc::new(Idle::new(8, clock)) }
+        Self { connection, upstream, idle: Arc::new(Idle::new(8, KEEP_ALIVE, clock)) }
     }
 
     async fn send<B>(&mut self, request: Request<B>) -> Sent
@@ -455,6 +458,36 @@ async fn an_early_response_without_a_body_is_complete() {
             assert_eq!(text(response).await.expect(answer), "", "{answer} {is_closed}");
         }
     }
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_kept_for_the_configured_time() {
+    let clock = ManualClock::new(Timestamp::from_micros(1));
+    let mut pair = Pair::with_clock(Arc::new(clock.clone())).await;
+    for idle in [KEEP_ALIVE - Duration::from_millis(1), Duration::ZERO] {
+        let response = pair.get(OK).await.unwrap();
+        let _body = text(response).await.unwrap();
+        clock.advance(idle);
+    }
+    clock.advance(KEEP_ALIVE);
+    assert!(pair.idle.take(0).is_none());
+    // The connection is closed, although no request asks for it.
+    let mut pair = Pair::with_clock(Arc::new(clock.clone())).await;
+    let response = pair.get(OK).await.unwrap();
+    let _body = text(response).await.unwrap();
+    let time = async {
+        for _ in 0..2 * KEEP_ALIVE.as_secs() {
+            clock.advance(Duration::from_secs(1));
+            tokio::task::yield_now().await;
+        }
+        std::future::pending::<()>().await;
+    };
+    let mut got = Vec::new();
+    tokio::select! {
+        read = pair.upstream.read_to_end(&mut got) => assert!(read.unwrap() > 0),
+        () = time => {}
+    }
+    assert!(got.starts_with(b"GET / "));
 }
 
 /// A task that has used up its budget of the runtime is told that nothing can be read.

@@ -1,7 +1,7 @@
 mod open_requests;
 
 use super::*;
-use crate::gateway::upstream::{Upstream, Upstreams};
+use crate::gateway::upstream::{Upstream, UpstreamSettings, Upstreams};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Frame;
 use hyper_util::rt::TokioIo as Io;
@@ -44,7 +44,7 @@ where
     B: Body<Data = Bytes, Error: Into<BoxError>> + SendAgain + Send + Unpin + 'static,
 {
     let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
-    Upstreams::new(connector, 8, clock, Duration::from_secs(360), Census::new())
+    Upstreams::new(connector, UpstreamSettings::OF_TESTS, clock, Census::new())
 }
 
 async fn listener() -> (TcpListener, Uri) {

@@ -32,13 +32,13 @@ const PROGRAM: &str = "onetake-simulate";
 
 const BUGS: &[Bug] = &[
     Bug {
-        what: "an operation starts on a lease that is over",
+        what: "an operation starts on a lease that has ended",
         file: "onetake-core/src/engine/lease.rs",
         from: "if left < self.lease_state.terms.lease / 4 || left.is_zero() {",
         to: "if if BUG { left < self.lease_state.terms.lease / 4 && self.engine.inner.closing.load(Ordering::Acquire) } else { left < self.lease_state.terms.lease / 4 || left.is_zero() } {",
     },
     Bug {
-        what: "a lease counts from the answer to its claim, not from the question",
+        what: "a lease counts from the answer to its claim, not from the sending of the claim",
         file: "onetake-core/src/engine/claim.rs",
         from: "Ok((Ok(Granted { attempt, fence, asked_at }), permit))",
         to: "Ok((Ok(Granted { attempt, fence, asked_at: if BUG { engine.clock.monotonic() } else { asked_at } }), permit))",
@@ -68,7 +68,7 @@ const BUGS: &[Bug] = &[
         to: "() = lease.clock().sleep(self.run_max) => if BUG { Verdict::Release } else { Verdict::Unknown(Cause::TimedOut) },",
     },
     Bug {
-        what: "a settlement that the store did not take is not tried again",
+        what: "a settlement that the store did not accept is not tried again",
         file: "onetake-core/src/engine/lease.rs",
         from: "        if asked_at >= report_at {\n",
         to: "        if BUG {\n            return Ok(Settled::Stale { current: None });\n        }\n        if asked_at >= report_at {\n",
@@ -86,7 +86,7 @@ const BUGS: &[Bug] = &[
         to: "let until = micros(if BUG { engine.clock.monotonic().saturating_add(lease * 3) } else { asked_at.saturating_add(lease) });",
     },
     Bug {
-        what: "cached outcomes live on when their record has expired",
+        what: "cached outcomes are used after their record has expired",
         file: "onetake-core/src/engine/cache.rs",
         from: "let fresh_until = asked_at.saturating_add(left.min(self.age_max));",
         to: "let fresh_until = asked_at.saturating_add(if BUG { self.age_max } else { left.min(self.age_max) });",
@@ -122,25 +122,25 @@ const BUGS: &[Bug] = &[
         to: "(BUG && (before.is_ok() || ending == RELEASED)) || before.map_or_else(|before| before == ending, |_| true)",
     },
     Bug {
-        what: "shutdown hands nothing to the journal",
+        what: "shutdown writes nothing to the journal",
         file: "onetake-core/src/engine/journal.rs",
         from: "        if unwritten.is_empty() {\n",
         to: "        if unwritten.is_empty() || (BUG && self.closing.load(std::sync::atomic::Ordering::Acquire)) {\n",
     },
     Bug {
-        what: "the journal forgets outcomes that the store has not taken",
+        what: "the journal deletes outcomes that the store has not accepted",
         file: "onetake-core/src/engine/journal.rs",
         from: "is_late = true;",
         to: "is_late = !BUG;",
     },
     Bug {
-        what: "the reaper does not look again",
+        what: "the reaper's settlement does not check the lease again",
         file: "onetake-core/src/engine/housekeeping.rs",
         from: "let transition = Transition::ExpireLease;",
         to: "let transition = if BUG { Transition::Unknown(crate::record::Cause::LeaseEnded) } else { Transition::ExpireLease };",
     },
     Bug {
-        what: "reconcilers are asked while requests are on their way",
+        what: "reconcilers are asked while requests are still on their way",
         file: "onetake-core/src/engine/reconcile.rs",
         from: "let is_early = [now, here].iter().any(|now| !too_early(at, inquiry, *now).is_zero());",
         to: "let is_early = !BUG && [now, here].iter().any(|now| !too_early(at, inquiry, *now).is_zero());",
@@ -158,7 +158,7 @@ const BUGS: &[Bug] = &[
         to: "    let Err(why) = rolled_back.or_else(|why| if why.is_empty() || !BUG { Err(why) } else { Ok(()) }) else {",
     },
     Bug {
-        what: "callers that joined a claim are not told when it fails",
+        what: "callers that joined a claim get no answer when it fails",
         file: "onetake-core/src/engine/claim.rs",
         from: "            open.land(Landing::Failed(error.clone()));\n",
         to: "            if BUG {\n                drop(open.flight.take());\n            } else {\n                open.land(Landing::Failed(error.clone()));\n            }\n",

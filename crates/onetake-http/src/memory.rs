@@ -15,7 +15,7 @@
 //! connections. Switches share their packet buffers in this way (dynamic thresholds).
 //!
 //! An eighth on top is for retries of recorded operations, for which there is no other memory. They
-//! are answered even if nothing new can run.
+//! are answered even if nothing new can run. It is a budget of its own, with shares of its own.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -53,7 +53,18 @@ pub fn fair_share(free: usize, max: usize) -> usize {
 /// Requests with clones of one share are limited together. The gateway gives one share to all
 /// requests of a connection, so that one connection cannot use up the memory of all.
 #[derive(Clone, Debug, Default)]
-pub struct BodyShare(Arc<AtomicUsize>);
+pub struct BodyShare(Arc<[AtomicUsize; PURPOSES]>);
+
+impl BodyShare {
+    /// The bytes that its requests hold of one budget.
+    fn of(&self, purpose: Purpose) -> &AtomicUsize {
+        let [any, replays] = &*self.0;
+        match purpose {
+            Purpose::Any => any,
+            Purpose::Replay => replays,
+        }
+    }
+}
 
 /// The memory of one layer.
 #[derive(Debug)]
@@ -71,6 +82,9 @@ struct Budget {
     used: AtomicUsize,
     tenants: Box<[AtomicUsize]>,
 }
+
+/// The number of purposes, each with a budget.
+const PURPOSES: usize = 2;
 
 /// The purpose of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,12 +223,12 @@ impl BodyPermit {
         let others = |share: &AtomicUsize| share.load(Ordering::Relaxed).saturating_sub(self.bytes);
         let budget = self.budget();
         let tenant = budget.tenants.get(self.tenant).map_or(0, others);
-        let connection = self.connection.as_ref().map_or(0, |share| others(&share.0));
+        let connection = self.connection.as_ref().map_or(0, |share| others(share.of(self.purpose)));
         tenant <= TENANT_SHARE.saturating_mul(free) && connection <= fair_share(free, budget.max)
     }
 
     fn shares(&self) -> impl Iterator<Item = &AtomicUsize> {
-        let connection = self.connection.as_ref().map(|share| &*share.0);
+        let connection = self.connection.as_ref().map(|share| share.of(self.purpose));
         self.budget().tenants.get(self.tenant).into_iter().chain(connection)
     }
 
@@ -333,6 +347,16 @@ mod tests {
         assert_eq!(memory.replays.used(), 0);
     }
 
+    /// Behind a load balancer, new requests and retries share one connection.
+    #[test]
+    fn a_connection_that_used_up_its_share_still_gets_replays() {
+        let (memory, share) = (memory(1 << 20), BodyShare::default());
+        let _taken = fill(&memory, "a tenant", Some(&share));
+        assert!(memory.begin(Purpose::Any, &parts(Some(&share)), b"another", 0).is_err());
+        let replay = memory.begin(Purpose::Replay, &parts(Some(&share)), b"another", 30_000);
+        replay.unwrap().take(30_000).unwrap();
+    }
+
     #[test]
     fn a_request_moves_to_the_memory_for_replays_with_its_bytes() {
         let (memory, share) = (memory(1 << 20), BodyShare::default());
@@ -345,7 +369,8 @@ mod tests {
         permit.move_to_replays().unwrap();
         let bytes = REQUEST_BYTES + 1_000;
         assert_eq!((memory.all.used(), memory.replays.used()), (0, bytes));
-        assert_eq!(share.0.load(Ordering::Relaxed), bytes);
+        let held = |purpose| share.of(purpose).load(Ordering::Relaxed);
+        assert_eq!((held(Purpose::Any), held(Purpose::Replay)), (0, bytes));
         assert_eq!(permit.move_to_replays(), Err(Exhausted), "it is there already");
         let mut other = memory.begin(Purpose::Any, &parts(None), b"b", 0).unwrap();
         other.take(60_000).unwrap();
@@ -353,6 +378,6 @@ mod tests {
         let known = memory.begin(Purpose::Replay, &parts(None), b"b", 60_000);
         known.unwrap().take(60_000).unwrap();
         drop((permit, other));
-        assert_eq!((memory.used(), share.0.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((memory.used(), held(Purpose::Replay)), (0, 0));
     }
 }

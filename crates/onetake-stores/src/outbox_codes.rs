@@ -1,5 +1,5 @@
-//! The numbers that the outboxes of PostgreSQL and SQLite share: states of messages, and the bounds
-//! of a turn.
+//! The numbers that the outboxes of PostgreSQL and SQLite share: states of messages, and limits for
+//! reading them.
 //!
 //! They are in tables, in indexes and in migrations that were released, so none of them may change.
 //! Migrations get them as placeholders, statements through [`outbox_sql`].

@@ -234,14 +234,15 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
 }
 
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
-/// allowed: after one to `h2c`, requests would pass through unchecked.
-fn websocket<B>(request: &mut Request<B>) -> Option<ClientUpgrade> {
+/// allowed: after one to `h2c`, requests would pass through unchecked. A handshake has no body.
+fn websocket<B: http_body::Body>(request: &mut Request<B>) -> Option<ClientUpgrade> {
     let headers = request.headers();
     let wanted = has_word(headers, UPGRADE, "websocket")
         && has_word(headers, CONNECTION, "upgrade")
         && headers.contains_key(SEC_WEBSOCKET_KEY)
         && request.method() == Method::GET
-        && request.version() == Version::HTTP_11;
+        && request.version() == Version::HTTP_11
+        && request.body().is_end_stream();
     wanted.then(|| request.extensions_mut().remove())?
 }
 

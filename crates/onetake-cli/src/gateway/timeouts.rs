@@ -6,6 +6,10 @@ use std::time::Duration;
 const FIRST_REQUEST: Duration = Duration::from_secs(1);
 /// How long a peer may take to take note of the end of an idle connection.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// The longest time for which the body of a request is waited for after its response. The upload has
+/// limits of its own, which end it earlier. This one is for an upload that hyper keeps although they
+/// ended it.
+const UNREAD_MAX: Duration = Duration::from_secs(340);
 /// How long a peer may accept nothing of a response if the gateway stops meanwhile.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a lingering connection waits for the next byte.
@@ -128,9 +132,15 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         return Step::WaitUntil(check_at);
     }
     if known.is_sending || known.has_unread {
-        return match known.stopping_since {
-            Some(since) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
-            None => Step::WaitUntil(check_at),
+        return match (known.stopping_since, known.answered_at) {
+            (Some(since), _) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
+            (None, Some(answered_at)) if !known.is_sending => {
+                match cut_at(answered_at + UNREAD_MAX, CutReason::Silence) {
+                    Step::WaitUntil(until) => Step::WaitUntil(until.min(check_at)),
+                    step => step,
+                }
+            }
+            (None, _) => Step::WaitUntil(check_at),
         };
     }
     if let Some(since) = known.head_since.filter(|_| known.ending_since.is_none()) {
@@ -205,7 +215,9 @@ mod tests {
         assert_eq!(end(answered), (225, Step::Close));
         assert_eq!(end(Known { is_running: true, ..answered }), FOREVER);
         assert_eq!(end(Known { is_sending: true, ..answered }), FOREVER);
-        assert_eq!(end(Known { has_unread: true, ..answered }), FOREVER, "its request goes on");
+        let unread = Known { has_unread: true, ..answered };
+        assert_eq!(end(unread), (490, Step::Cut(CutReason::Silence)), "its request goes on");
+        assert_eq!(end(Known { is_sending: true, ..unread }), FOREVER);
     }
 
     #[test]

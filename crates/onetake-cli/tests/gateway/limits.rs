@@ -183,7 +183,7 @@ async fn a_head_that_takes_too_long_is_cut_off_and_counted() {
     until("it is counted", async || world.gateway.metric(cut).await == 1.0).await;
 }
 
-/// By default, 100 kB that have arrived earn a body several minutes.
+/// With the default rate, a body that has sent 100 kB has several minutes left.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_below_the_least_rate_is_refused_and_counted() {
     let world = World::start("min_body_rate = 1000000").await;

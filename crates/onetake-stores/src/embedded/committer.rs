@@ -292,7 +292,7 @@ impl Committer {
             None if is_empty => Ok(()),
             None => self.log.append(frame).map_err(failed),
         };
-        // Before the answers, so that nobody knows of an attempt that is not reported.
+        // Set before the replies, so that no caller knows of an attempt that is missing here.
         self.idle.set(result.is_ok() && !memory.is_any_running());
         replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
         result?;

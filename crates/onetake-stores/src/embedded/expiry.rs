@@ -1,9 +1,9 @@
-//! The index of expiry: when each settled record expires.
+//! The index of settled records by the time at which they expire.
 //!
-//! A sweep reads and removes the first entries, a few in each step. The tree keeps a marker of each
-//! removed entry until its files are merged, and a reader passes over all markers. So the index
-//! knows a key below which it has no entry, and a sweep begins there. Otherwise each step would
-//! take longer than the one before.
+//! A sweep deletes the first entries in small steps. The tree keeps a tombstone for each deleted
+//! entry until its files are merged, and a reader must skip all of them. So the index remembers a
+//! key below which there is no entry, and the next step starts there. Otherwise each step would be
+//! slower than the one before.
 
 use std::cell::Cell;
 
@@ -43,7 +43,7 @@ impl ExpiryIndex {
         keys.map(|key| key.map_err(broken).and_then(|key| moment_entry(&key))).collect()
     }
 
-    /// Notes that all entries up to this one are removed by the changes that are applied next.
+    /// Records that the changes that are applied next remove all entries up to this one.
     pub(super) fn passed(&self, (at, id): (Timestamp, RecordId)) {
         self.empty_below.set(self.empty_below.get().max(moment_key(at, id)));
     }
@@ -52,7 +52,8 @@ impl ExpiryIndex {
     pub(super) fn write(&self, key: &[u8], value: Option<Slice>, number: SeqNo) {
         let first = self.empty_below.get();
         if value.is_some() && *key < first[..] {
-            // A key of another length is damaged. The next sweep finds it.
+            // A key of another length is damaged. The index then starts at its beginning, so the
+            // next sweep reports the damage.
             self.empty_below.set(key.try_into().unwrap_or_default());
         }
         self.table.write(key, value, number);

@@ -1,7 +1,7 @@
-//! Whether the store is idle, without a word from its thread.
+//! Whether the store is idle, without asking its thread.
 //!
-//! The engine looks for abandoned attempts every two seconds. If the store is idle, there is none, and
-//! the look wakes no other thread.
+//! The engine searches for abandoned attempts every two seconds. If the store is idle, there are
+//! none, and the search wakes no thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -21,11 +21,11 @@ use lsm_tree::{
 const CACHED_FILES: usize = 128;
 /// The bytes of a file after a merge of all files.
 const FILE_BYTES: u64 = 64 << 20;
-/// The number of unmerged flushes at which files are merged. A merge writes the files of the next
-/// level anew, so fewer merges take less time. But a look for a key asks each flush.
+/// The number of unmerged flushes at which files are merged. A merge rewrites the files of the next
+/// level, so fewer merges cost less. But a lookup reads each unmerged flush.
 const UNMERGED_USUAL: u8 = 8;
 /// The bytes of a file after a merge of some files. The next level holds [`UNMERGED_USUAL`] such
-/// files, 256 MiB, and each merge writes most of it anew.
+/// files, 256 MiB, and each merge rewrites most of it.
 const LEVEL_FILE_BYTES: u64 = 32 << 20;
 /// The most steps of one merge. Each step merges a few files.
 const STEPS_MAX: usize = 16;

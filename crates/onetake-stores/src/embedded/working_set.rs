@@ -225,12 +225,13 @@ impl WorkingSet {
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
         for (at, id) in due.iter().copied() {
-            group.remove_expiry(at, id);
             let found = match self.find(tables, id) {
                 // An unreadable record stays where it is, so that it can be repaired.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => None,
+                // The index keeps the record for the next sweep.
                 found => found?,
             };
+            group.remove_expiry(at, id);
             if let Some(record) = found.filter(|record| decide::may_sweep(record, now)) {
                 group.remove_settled(id);
                 record.ask_at().into_iter().for_each(|at| group.remove_ask(at, id));

@@ -236,7 +236,7 @@ fn instance_of_request(code: &'static str) -> String {
 mod tests {
     use super::*;
 
-    /// A problem that has `Retry-After` says that a retry helps, and no other does.
+    /// A problem that has `Retry-After` says that a retry helps.
     #[test]
     fn a_problem_says_whether_to_retry() {
         let store = |kind| ApiError::from(StoreError::new(kind, "gone"));

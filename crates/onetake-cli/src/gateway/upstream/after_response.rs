@@ -30,13 +30,13 @@ pub(super) struct AfterResponse {
 }
 
 impl AfterResponse {
-    /// Begins the limits. So many bytes of the request have moved.
+    /// Begins the limits. `moved` is the number of bytes sent so far.
     pub(super) fn begin(clock: &Arc<dyn Clock>, moved: u64) -> Self {
         let (interval, end) = (clock.sleep(AFTER_RESPONSE), clock.sleep(AFTER_RESPONSE_MAX));
         Self { clock: Arc::clone(clock), interval, moved, end }
     }
 
-    /// Waits until the time is over. So many bytes of the request have moved.
+    /// Waits until the time is over. `moved` is the number of bytes sent so far.
     pub(super) fn poll_over(&mut self, cx: &mut Context<'_>, moved: u64) -> Poll<()> {
         if self.end.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());

@@ -1,9 +1,9 @@
 //! The two halves of an HTTP/2 stream: the body of its request, and the part that its response
 //! holds.
 //!
-//! Both directions end by themselves. If the client leaves, both must end: the response is dropped,
-//! and that cancels the request. The stream counts on its connection until both halves are gone,
-//! because it counts for the upstream as well.
+//! Normally each half ends by itself. If the client disconnects, the gateway drops the response's
+//! half, and that cancels the request's half. The stream counts on its connection until both halves
+//! are gone, because it counts for the upstream as well.
 //!
 //! hyper resets a cancelled stream when it asks for the next part of the request. It does not ask
 //! while it has a part that waits for the upstream's window. Such a stream is stuck: its connection
@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use super::super::after_response::AfterResponse;
 use super::{Load, StreamPlace};
 
-/// A stream is stuck if hyper has not reset it for so long after it was cancelled.
+/// The time after its cancellation in which hyper must reset a stream. After that it is stuck.
 pub(super) const RESET_MAX: Duration = Duration::from_secs(5);
 
 /// The permits of a request, until its stream is free.

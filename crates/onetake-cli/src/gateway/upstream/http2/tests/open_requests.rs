@@ -110,7 +110,8 @@ async fn a_stream_counts_until_its_request_has_ended() {
         };
         let (_ended, ()) = tokio::join!(next, other);
     });
-    let upstreams = upstreams::<Frames>();
+    // The clock stands still, so that the request does not end for lack of progress.
+    let upstreams = upstreams_with::<Frames>(Arc::new(ManualClock::default()));
     let (sender, body) = Frames::new();
     let mut response = begin(&upstreams, &uri, body).await;
     let permits = Arc::new(());

@@ -176,6 +176,11 @@ async fn a_websocket_goes_through_both_sides() {
     SystemClock.sleep(PARKED_AFTER).await;
     let upgrade = "GET /any/ws HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\n\
                    Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+    // A handshake has no body. The upload would have no time limit after its response.
+    let other = open(gateway.address(), &authority, &["http/1.1"], versions).await;
+    let with_body = upgrade.replace("\r\n\r\n", "\r\nContent-Length: 1\r\n\r\nx");
+    let answer = head(&mut other.unwrap(), &with_body).await;
+    assert!(!answer.starts_with("HTTP/1.1 101"), "{answer}");
     let answer = head(&mut stream, upgrade).await;
     assert!(answer.starts_with("HTTP/1.1 101"), "{answer}");
     stream.write_all(b"an echo, please").await.unwrap();

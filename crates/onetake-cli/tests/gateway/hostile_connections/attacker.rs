@@ -12,11 +12,15 @@ use h2::client::{self, ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream, SendStream};
 use http::{Request, Response};
 use onetake_core::{Clock, SystemClock};
+use onetake_sim::servers::until;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 /// The pause before a stream that was refused is opened again.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// The number of requests of a silent reader that run at once.
+const AT_ONCE: usize = 8;
 
 /// The requests of an attacker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +112,8 @@ pub(super) struct SilentReader {
 }
 
 impl SilentReader {
-    /// Connects, and sends this number of requests.
+    /// Connects, and sends this number of requests, a few at a time: the responses of running
+    /// operations have a bound of their own.
     pub(super) async fn start(address: SocketAddr, path: &str, requests: usize) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         let mut builder = client::Builder::new();
@@ -117,7 +122,11 @@ impl SilentReader {
         let responses = Arc::new(Mutex::new(Vec::new()));
         let mut reading = JoinSet::new();
         reading.spawn(async move { drop(driver.await) });
-        for _ in 0..requests {
+        for sent in 0..requests {
+            until("the requests before are answered", async || {
+                responses.lock().unwrap().len() + AT_ONCE > sent
+            })
+            .await;
             let key = format!("a-silent-reader-{:08}", NUMBER.fetch_add(1, Ordering::Relaxed));
             let request = Request::post(format!("http://a.test{path}"))
                 .header("authorization", "Bearer alice")

@@ -336,10 +336,7 @@ async fn waiting_requests_do_not_end_a_process_with_little_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_that_nobody_reads_take_the_configured_memory_and_no_more() {
     const RESPONSES: usize = 128;
-    // The responses of running operations are not bounded by the memory for responses, so few run at
-    // once. The others wait.
-    let options = "[limits]\nmax_response_memory = \"16MiB\"\nmax_store_memory = \"8MiB\"\n\
-                   max_requests_per_upstream = 32\nqueue_timeout = \"50s\"\n";
+    let options = "[limits]\nmax_response_memory = \"16MiB\"\nmax_store_memory = \"8MiB\"\n";
     let mut world = World::start(options).await;
     let before = world.gateway.memory_peak();
     let address = world.gateway.address;

@@ -17,12 +17,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
@@ -195,8 +193,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         let answer = self.queue(item);
         if let Some(writer) = WriteTurn::if_needed(&self.shared) {
             // A store that panics loses the answers of its batch. It does not end the calling task.
-            let writing = AssertUnwindSafe(writer.lead()).catch_unwind().map(drop);
-            Detached::new(&self.shared.tasks, writing).await;
+            Detached::new(&self.shared.tasks, Box::pin(writer.lead())).await;
         }
         answer.await.unwrap_or_else(|_| Err(lost()))
     }
@@ -406,6 +403,7 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::record::AttemptId;
     use crate::store::Transition;
+    use futures_util::FutureExt;
     use tokio::runtime::Handle;
     use tokio::sync::Semaphore;
 

@@ -4,14 +4,13 @@
 //! operation. All other callers wait without a task.
 
 use std::future::{Future, poll_fn};
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Span;
 
 use crate::clock::Timestamp;
@@ -150,14 +149,13 @@ impl Engine {
     ) -> impl Future<Output = TaskMessage<G>> + Send + use<G> {
         let operation = Operation { fingerprint: asked, ..operation.clone() };
         let (sender, mut receiver) = self.inner.tasks.channel();
+        let tracked = self.inner.tracker.token();
+        let operation = Arc::new(operation);
+        let task = operation_task(tracked, self.clone(), operation, flight, granted, sender);
         // Boxed at once: each wrapper would move the whole future otherwise.
-        let task =
-            Box::pin(operation_task(self.clone(), Arc::new(operation), flight, granted, sender));
-        let task = self.inner.tracker.track_future(in_span(Span::current(), task));
+        let task = in_span(Span::current(), Box::pin(task));
         let tasks = &self.inner.tasks;
         let here = if tasks.are_in_callers_task() {
-            // A panic ends the operation, as it would end a task, and not its caller.
-            let task = AssertUnwindSafe(task).catch_unwind().map(drop);
             Some(Detached::new(tasks, task))
         } else {
             tasks.spawn(task);
@@ -187,8 +185,9 @@ fn lost<G: Granted>() -> TaskMessage<G> {
 }
 
 /// The one task of an operation: claims the key and, if the claim is granted, proceeds with the
-/// lease.
+/// lease. Shutdown waits until `_tracked` is dropped, which is the last value of this task.
 async fn operation_task<G: Granted>(
+    _tracked: TaskTrackerToken,
     engine: Engine,
     operation: Arc<Operation>,
     flight: Arc<Flight>,

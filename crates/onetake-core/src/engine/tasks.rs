@@ -5,6 +5,7 @@
 //! with the numbers counted here.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,7 +141,8 @@ impl<T> Future for Receiver<T> {
     }
 }
 
-/// A future that continues in its own task if it is dropped before it is ready.
+/// A future that continues in its own task if it is dropped before it is ready. A panic ends it, as
+/// it would end a task, and not its caller.
 pub(crate) struct Detached {
     /// `None` while it is polled, so that a future that panics is not polled again.
     future: Option<BoxFuture<'static, ()>>,
@@ -148,8 +150,8 @@ pub(crate) struct Detached {
 }
 
 impl Detached {
-    pub(crate) fn new(tasks: &Tasks, future: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self { future: Some(Box::pin(future)), tasks: tasks.clone() }
+    pub(crate) fn new(tasks: &Tasks, future: BoxFuture<'static, ()>) -> Self {
+        Self { future: Some(future), tasks: tasks.clone() }
     }
 }
 
@@ -160,7 +162,8 @@ impl Future for Detached {
         let Some(mut future) = self.future.take() else {
             return Poll::Ready(());
         };
-        let polled = future.as_mut().poll(cx);
+        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+        let polled = polled.unwrap_or(Poll::Ready(()));
         if polled.is_pending() {
             self.future = Some(future);
         }
@@ -199,18 +202,25 @@ mod tests {
         let tasks = Tasks::from(Handle::current());
         let (go, gone) = tasks.channel::<()>();
         let (done, is_done) = tasks.channel();
-        let mut detached = Detached::new(&tasks, async move {
+        let future = async move {
             gone.await.unwrap();
             done.send(()).unwrap();
-        });
+        };
+        let mut detached = Detached::new(&tasks, Box::pin(future));
         assert_eq!((&mut detached).now_or_never(), None);
         assert_eq!(tasks.traffic().tasks, 0);
         drop(detached);
         go.send(()).unwrap();
         is_done.await.unwrap();
         assert_eq!(tasks.traffic().tasks, 1);
-        let ready = Detached::new(&tasks, async {});
-        ready.await;
+        Detached::new(&tasks, Box::pin(async {})).await;
         assert_eq!(tasks.traffic().tasks, 1, "there was nothing left to do");
+    }
+
+    #[tokio::test]
+    async fn a_panic_ends_the_future_and_not_its_caller() {
+        let tasks = Tasks::from(Handle::current());
+        Detached::new(&tasks, Box::pin(async { panic!("of the future") })).await;
+        assert_eq!(tasks.traffic().tasks, 0, "it does not go on");
     }
 }

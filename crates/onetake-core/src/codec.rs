@@ -33,10 +33,15 @@ impl DecodeError {
 /// Returns the record's bytes, without its id, which is the store's key.
 #[must_use]
 pub fn encode(record: &Record) -> Bytes {
-    let history = record.history.as_text().len();
-    let mut out = BytesMut::with_capacity(
-        240 + history + record.origin.route.len() + body_bytes(&record.state),
-    );
+    let mut out = BytesMut::new();
+    encode_into(record, &mut out);
+    out.freeze()
+}
+
+/// Appends the bytes that [`encode`] returns.
+pub fn encode_into(record: &Record, out: &mut BytesMut) {
+    let (origin, history) = (record.origin.stored_bytes(), record.history.as_text());
+    out.reserve(240 + history.len() + origin + body_bytes(&record.state));
     out.put_u8(VERSION);
     out.put_slice(record.attempt.as_bytes());
     out.put_u64(record.fence.get());
@@ -52,11 +57,11 @@ pub fn encode(record: &Record) -> Bytes {
         OnUnknown::Rollback => 3,
     });
     out.put_u64(record.created_at.as_micros());
-    put_slice(&mut out, &record.origin.to_bytes());
+    out.put_u32(u32::try_from(origin).unwrap_or(u32::MAX));
+    record.origin.write_to(out);
     out.put_u64(record.claimed_at.as_micros());
-    put_slice(&mut out, record.history.as_text().as_bytes());
-    encode_state(&mut out, &record.state);
-    out.freeze()
+    put_slice(out, history.as_bytes());
+    encode_state(out, &record.state);
 }
 
 fn body_bytes(state: &State) -> usize {

@@ -159,19 +159,32 @@ impl Origin {
     /// Returns the bytes to store; empty for the default origin.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
+        let mut out = BytesMut::with_capacity(self.stored_bytes());
+        self.write_to(&mut out);
+        out.freeze()
+    }
+
+    /// Returns the number of bytes to store.
+    pub(crate) fn stored_bytes(&self) -> usize {
         if *self == Self::default() {
-            return Bytes::new();
+            return 0;
         }
-        let memo = self.memo.as_bytes();
-        let mut out =
-            BytesMut::with_capacity(TenantDigest::BYTES + self.route.len() + memo.len() + 1);
+        let memo = self.memo.as_bytes().len();
+        TenantDigest::BYTES + self.route.len() + if memo > 0 { 1 + memo } else { 0 }
+    }
+
+    /// Appends the bytes to store.
+    pub(crate) fn write_to(&self, out: &mut BytesMut) {
+        if *self == Self::default() {
+            return;
+        }
         out.put_slice(self.tenant.as_bytes());
         out.put_slice(self.route.as_bytes());
+        let memo = self.memo.as_bytes();
         if !memo.is_empty() {
             out.put_u8(0);
             out.put_slice(memo);
         }
-        out.freeze()
     }
 
     /// Reads the bytes that [`to_bytes`](Self::to_bytes) wrote.

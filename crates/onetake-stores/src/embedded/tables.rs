@@ -14,7 +14,7 @@ use std::ops::{Bound, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use lsm_tree::Slice;
 
 use onetake_core::audit::{AuditEntry, AuditPage, AuditPosition};
@@ -142,6 +142,7 @@ impl Tables {
             frame: FrameBuilder::new(),
             changes: Changes::default(),
             made: HashMap::new(),
+            encoded: BytesMut::new(),
         }
     }
 
@@ -230,6 +231,8 @@ pub(super) struct Group<'a> {
     changes: Changes,
     /// Secrets that this group creates. The tables do not show them yet.
     made: HashMap<&'static str, [u8; 32]>,
+    /// Memory for the bytes of one record.
+    encoded: BytesMut,
 }
 
 impl Group<'_> {
@@ -256,29 +259,36 @@ impl Group<'_> {
     pub(super) fn add_running<'r>(&mut self, running: impl Iterator<Item = &'r Arc<Record>>) {
         self.frame.add(&Item::ClearRunning);
         for record in running {
-            self.insert(Table::Running, record.id.as_bytes(), &codec::encode(record));
+            self.insert_record(Table::Running, record);
         }
     }
 
     /// Writes a record to its table. `ran` is true if it is in `running` until now. `before` is the
     /// time at which it was due for reconciliation until now.
     pub(super) fn write(&mut self, record: &Record, ran: bool, before: Option<Timestamp>) {
-        let value = codec::encode(record);
         if record.ask_at() != before {
             before.into_iter().for_each(|at| self.remove_ask(at, record.id));
             record.ask_at().into_iter().for_each(|at| self.insert_ask(at, record.id));
         }
         if matches!(record.state, State::Running { .. }) {
-            self.insert(Table::Running, record.id.as_bytes(), &value);
+            self.insert_record(Table::Running, record);
             return;
         }
         if ran {
             self.remove(Table::Running, record.id.as_bytes());
         }
-        self.insert(Table::Settled, record.id.as_bytes(), &value);
+        self.insert_record(Table::Settled, record);
         if let Some(at) = record.expires_at() {
             self.insert(Table::Expiry, &moment_key(at, record.id), &[]);
         }
+    }
+
+    fn insert_record(&mut self, table: Table, record: &Record) {
+        let mut encoded = std::mem::take(&mut self.encoded);
+        encoded.clear();
+        codec::encode_into(record, &mut encoded);
+        self.insert(table, record.id.as_bytes(), &encoded);
+        self.encoded = encoded;
     }
 
     pub(super) fn raise_fence_ceiling(&mut self, to: Fence) {

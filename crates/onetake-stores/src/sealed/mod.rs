@@ -102,6 +102,14 @@ impl SealedStore {
         })
     }
 
+    /// Converts the answer to a claim.
+    fn claimed(&self, answer: Claimed) -> Result<Claimed, StoreError> {
+        Ok(match answer {
+            Claimed::Found { record, now } => Claimed::Found { record: self.opened(record)?, now },
+            granted @ Claimed::Granted { .. } => granted,
+        })
+    }
+
     /// Converts the answer to a settlement. `ours` has the recording of the settlement, if it is a
     /// completion.
     fn settled(&self, answer: Settled, ours: Option<SealedAndPlain>) -> Settled {
@@ -164,21 +172,22 @@ impl Store for SealedStore {
         self.inner.name()
     }
 
+    // These two take part in every operation. Vectors with room for all items save the growth, or
+    // the shrinking, of those that `collect` makes.
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
-            let sealed: Vec<Result<Claim, StoreError>> =
-                batch.into_iter().map(|claim| self.seal_memo(claim)).collect();
-            let sent = sealed.iter().filter_map(|it| it.as_ref().ok().cloned()).collect();
+            let mut sent = Vec::with_capacity(batch.len());
+            let mut sealed = Vec::with_capacity(batch.len());
+            for claim in batch {
+                sealed.push(self.seal_memo(claim).map(|claim| sent.push(claim)));
+            }
             let mut answers = self.inner.claim(sent).await.into_iter();
-            let open = |sealed: Result<Claim, StoreError>| match sealed
-                .and_then(|_| answers.next().unwrap_or_else(|| Err(no_answer())))?
-            {
-                Claimed::Found { record, now } => {
-                    Ok(Claimed::Found { record: self.opened(record)?, now })
-                }
-                granted @ Claimed::Granted { .. } => Ok(granted),
-            };
-            sealed.into_iter().map(open).collect()
+            let mut next = || answers.next().unwrap_or_else(|| Err(no_answer()));
+            let mut opened = Vec::with_capacity(sealed.len());
+            for sealed in sealed {
+                opened.push(sealed.and_then(|()| self.claimed(next()?)));
+            }
+            opened
         }
         .boxed()
     }
@@ -186,22 +195,22 @@ impl Store for SealedStore {
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         async move {
             let mut sent = Vec::with_capacity(batch.len());
-            let mut seal = |settlement: Settlement| {
+            let mut sealed = Vec::with_capacity(batch.len());
+            for settlement in batch {
                 let plain = recording_of(&settlement).cloned();
-                let settlement = self.sealer.seal_settlement(settlement)?;
-                let sealed = recording_of(&settlement).cloned();
-                sent.push(settlement);
-                Ok(plain.zip(sealed).map(|(plain, sealed)| SealedAndPlain { sealed, plain }))
-            };
-            let ours: Vec<Result<Option<SealedAndPlain>, StoreError>> =
-                batch.into_iter().map(&mut seal).collect();
+                sealed.push(self.sealer.seal_settlement(settlement).map(|settlement| {
+                    let sealed = recording_of(&settlement).cloned();
+                    sent.push(settlement);
+                    plain.zip(sealed).map(|(plain, sealed)| SealedAndPlain { sealed, plain })
+                }));
+            }
             let mut answers = self.inner.settle(sent).await.into_iter();
-            let answer_of = |ours: Result<Option<SealedAndPlain>, StoreError>| {
-                let ours = ours?;
-                let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
-                Ok(self.settled(answer?, ours))
-            };
-            ours.into_iter().map(answer_of).collect()
+            let mut next = || answers.next().unwrap_or_else(|| Err(no_answer()));
+            let mut opened = Vec::with_capacity(sealed.len());
+            for sealed in sealed {
+                opened.push(sealed.and_then(|ours| Ok(self.settled(next()?, ours))));
+            }
+            opened
         }
         .boxed()
     }

@@ -94,7 +94,6 @@ pub(crate) async fn pass_through<S, Req, Res>(
 where
     S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
 {
-    parts.extensions.get_or_insert_default::<OperationContext>();
     let body = untouched(&mut parts, body);
     pass_on(inner, parts, body).await
 }
@@ -102,6 +101,7 @@ where
 /// Prepares a request without an operation of this layer. There is no attempt, so the inner service
 /// must not take a client's headers for one.
 fn untouched<Req>(parts: &mut Parts, body: Req) -> RequestBody<Req> {
+    parts.extensions.get_or_insert_default::<OperationContext>();
     if !is_inside(parts) {
         for name in ATTEMPT_HEADERS {
             parts.headers.remove(name);
@@ -139,7 +139,6 @@ async fn decide<Req>(
 where
     Req: Body<Data = Bytes>,
 {
-    parts.extensions.get_or_insert_default::<OperationContext>();
     let Some(head) = Head::read(shared, &parts, trace).await? else {
         let body = untouched(&mut parts, body);
         return Ok(NextStep::PassOn(parts, body, None));
@@ -147,7 +146,10 @@ where
     key::write_once(&mut parts.headers, &head.policy.key.source);
     let received = head.receive(shared, parts, body).await?;
     match received.identify(shared)? {
-        Identified::PassOn(parts, body, place) => Ok(NextStep::PassOn(parts, body, Some(place))),
+        Identified::PassOn(mut parts, body, place) => {
+            parts.extensions.get_or_insert_default::<OperationContext>();
+            Ok(NextStep::PassOn(parts, body, Some(place)))
+        }
         Identified::Operation(identity) => Ok(NextStep::Execute(identity.admit(shared).await?)),
     }
 }

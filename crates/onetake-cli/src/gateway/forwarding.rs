@@ -90,12 +90,12 @@ impl Hop {
         if !headers.contains_key(HOST) {
             headers.insert(HOST, self.host.clone());
         }
-        if is_behind_proxy {
-            return self.extend(headers);
-        }
         // A table of headers that grows is hashed anew, so it grows once.
         let is_keyed = headers.contains_key(IDEMPOTENCY_KEY);
         headers.reserve(FORWARDED_HEADERS + if is_keyed { ATTEMPT_HEADERS } else { 0 });
+        if is_behind_proxy {
+            return self.extend(headers);
+        }
         headers.insert(X_FORWARDED_FOR, self.peer.clone());
         headers.insert(FORWARDED, self.forwarded.clone());
         headers.insert(X_FORWARDED_PORT, self.port.clone());

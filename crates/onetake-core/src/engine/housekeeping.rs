@@ -34,7 +34,7 @@ impl Default for Housekeeping {
     fn default() -> Self {
         Self {
             // Leases and graces are many seconds long. No other timer of the engine is as frequent.
-            reap_interval: Duration::from_secs(2),
+            reap_interval: Duration::from_secs(3),
             reap_batch: 500,
             sweep_interval: Duration::from_secs(15 * 60),
             sweep_batch: 5_000,

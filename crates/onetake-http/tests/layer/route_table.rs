@@ -78,7 +78,9 @@ async fn a_payment_without_a_tenant_is_refused() {
     assert_eq!(payment().tenant(Tenant::extension(String::clone)).check(), []);
     assert!(refused(payment().tenant("x-account")).contains("Tenant::header"));
     for (_, preset) in Preset::ALL {
-        assert_eq!(Policy::preset(preset).check().is_empty(), preset != Preset::Payment);
+        let must_name_it = preset == Preset::Payment || preset.values().key_source.is_some();
+        assert_eq!(Policy::preset(preset).check().is_empty(), !must_name_it, "{preset}");
+        assert_eq!(Policy::preset(preset).tenant(Tenant::Public).check(), [], "{preset}");
     }
 }
 

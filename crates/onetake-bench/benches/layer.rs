@@ -1,9 +1,13 @@
 //! The cost of the layer inside axum: a handler by itself, and behind the layer, as a request
-//! without a key, as a replay, and with a new key on a store in memory.
+//! without a key, as a replay, and with a new key on a store in memory, also with
+//! `duplicate_payload`. Each new key has a payload of its own.
 //!
 //! Requests are calls of the router, without sockets, one at a time on one thread. The differences
 //! are the result. The contenders alternate in one run, because machines are noisy.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a benchmark may panic")]
+
+use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -11,7 +15,7 @@ use axum::routing::post;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use onetake_core::{Clock, Engine, MemoryStore, SystemClock};
-use onetake_http::{OnetakeLayer, Policy};
+use onetake_http::{DuplicateAction, OnetakeLayer, Policy};
 use tower::ServiceExt;
 
 #[global_allocator]
@@ -19,6 +23,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const ROUNDS: usize = 9;
 const REQUESTS: usize = 20_000;
+/// The time for which payloads are remembered: longer than the benchmark.
+const WINDOW: Duration = Duration::from_secs(3600);
 
 /// The keys of a contender.
 #[derive(Clone, Copy, Debug)]
@@ -41,15 +47,22 @@ fn handler() -> Router {
     Router::new().route("/charges", post(charge))
 }
 
+/// The handler behind a layer with this policy and a store of its own.
+fn behind(policy: Policy) -> Router {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let layer = OnetakeLayer::builder(engine).policy(policy).build();
+    handler().layer(layer.unwrap_or_else(|error| panic!("{error}")))
+}
+
 async fn run(requests: usize) {
-    let engine = Engine::new(std::sync::Arc::new(MemoryStore::new()));
-    let layer = OnetakeLayer::builder(engine).policy(Policy::new()).build();
-    let layered = handler().layer(layer.unwrap_or_else(|error| panic!("{error}")));
+    let layered = behind(Policy::new());
+    let detecting = behind(Policy::new().duplicate_payload(WINDOW, DuplicateAction::Log));
     let contenders = [
         ("plain handler", handler(), Keys::Same),
         ("layer, no key", layered.clone(), Keys::None),
         ("layer, replay", layered.clone(), Keys::Same),
         ("layer, new key", layered, Keys::New),
+        ("layer, new key, duplicate_payload", detecting, Keys::New),
     ];
     let mut micros = vec![Vec::new(); contenders.len()];
     for round in 0..ROUNDS {
@@ -63,7 +76,7 @@ async fn run(requests: usize) {
         let added: Vec<f64> = micros.iter().zip(&plain).map(|(one, plain)| one - plain).collect();
         let (median, low, high) = spread(&added);
         println!(
-            "  {name:<16} {:>7.2}   adds {median:.2} ({low:.2} to {high:.2})",
+            "  {name:<34} {:>7.2}   adds {median:.2} ({low:.2} to {high:.2})",
             spread(micros).0
         );
     }
@@ -74,6 +87,11 @@ async fn measure(router: &Router, keys: Keys, round: usize, requests: usize) -> 
     let from = SystemClock.monotonic();
     for number in 0..requests {
         let request = Request::post("/charges").header("authorization", "Bearer benchmark");
+        let (round, number) = match keys {
+            Keys::New => (round, number),
+            Keys::None | Keys::Same => (0, 0),
+        };
+        let payload = format!("order={round:02}-{number:06}");
         let request = match keys {
             Keys::None => request,
             Keys::Same => request.header("idempotency-key", "benchmark-of-the-layer"),
@@ -81,11 +99,11 @@ async fn measure(router: &Router, keys: Keys, round: usize, requests: usize) -> 
                 request.header("idempotency-key", format!("benchmark-{round:02}-{number:06}"))
             }
         };
-        let request = request.body(Body::from("amount=100")).unwrap();
+        let request = request.body(Body::from(payload.clone())).unwrap();
         let response = router.clone().oneshot(request).await.unwrap();
         assert_eq!(response.status(), StatusCode::CREATED);
         let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(body, "charged amount=100");
+        assert_eq!(body.strip_prefix(b"charged "), Some(payload.as_bytes()));
     }
     (SystemClock.monotonic() - from).as_secs_f64() * 1e6 / requests as f64
 }

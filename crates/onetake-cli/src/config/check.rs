@@ -262,7 +262,9 @@ impl Checks<'_, '_> {
             );
             self.refuse(&format!("{path}.preset"), &format!("{path}.tenant"), fault);
         }
-        let source = defaults.key.source.as_ref().filter(|_| route.policy.key.source.is_none());
+        let has_source = route.policy.key.source.is_some()
+            || route.preset.is_some_and(|preset| preset.values().key_source.is_some());
+        let source = defaults.key.source.as_ref().filter(|_| !has_source);
         let has_form = route.policy.key.format.is_some() || route.policy.key.min_length.is_some();
         if has_form && source.is_some_and(|source| !source.is_header()) {
             let what = "`format` and `min_length` apply only to keys with from = \"header\", and [defaults] has another `from`";
@@ -283,16 +285,22 @@ impl Checks<'_, '_> {
         store: &StoreUrl,
     ) {
         self.statuses(path, own);
-        let layers = [(path, own), ("defaults", weaker)];
-        let source = layers.iter().find(|(_, layer)| layer.key.source.is_some());
+        // The option that the source of the key comes from.
+        let source = match (&own.key.source, &weaker.key.source) {
+            (Some(_), _) => format!("{path}.key.from"),
+            (None, Some(source)) if *source == settings.policy.key.source => {
+                "defaults.key.from".to_owned()
+            }
+            (None, _) => format!("{path}.preset"),
+        };
         for mistake in settings.policy.check() {
             let field = format!("{path}.{}", mistake.option);
-            let (at, fix) = match (mistake.option, source) {
+            let (at, fix) = match mistake.option {
                 // The error of a ttl for reconciliation is reported below, with the times of the
                 // service that is asked.
-                ("ttl", _) => continue,
-                ("tenant", Some((at, _))) => (
-                    format!("{at}.key.from"),
+                "ttl" => continue,
+                "tenant" => (
+                    source.clone(),
                     "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } next to them".to_owned(),
                 ),
                 _ => (field.clone(), mistake.fix),

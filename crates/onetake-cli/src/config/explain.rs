@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use onetake_http::{Dialect, Disposition, Preset};
+use onetake_http::json::Selection;
+use onetake_http::{Dialect, Disposition, FingerprintMode, KeySource, Preset};
 
 use super::check::BY_ENVOY;
 use super::error::Problems;
@@ -44,10 +45,12 @@ fn lines(
     let mut lines = Vec::new();
     let mut add = |path: &str, option: &OptionInfo| {
         let own = route.and_then(|(index, _)| tree.get(&format!("route[{index}].{path}")));
-        let set = of_preset.iter().find(|(name, _)| *name == path).filter(|_| own.is_none());
+        let is_own = route.is_some_and(|(index, _)| is_set(tree, index, path));
+        let set = of_preset.iter().find(|(name, _)| *name == path).filter(|_| !is_own);
         let weak = tree.get(&format!("defaults.{path}"));
         // Lists of statuses add up. Other options replace each other.
-        let weak = weak.filter(|_| own.is_none() && set.is_none() || LISTS.contains(&path));
+        let is_of_preset = of_preset.iter().any(|(name, _)| *name == deciding(path));
+        let weak = weak.filter(|_| !is_own && !is_of_preset || LISTS.contains(&path));
         let before = lines.len();
         let mut line = |text: &str, from: String| lines.push((format!("{path} = {text}"), from));
         for (node, layer) in
@@ -116,11 +119,39 @@ const fn list_of(disposition: Disposition) -> &'static str {
     }
 }
 
+/// Returns true if a route sets this option, or the option that decides about it.
+fn is_set(tree: &TomlNode, index: usize, path: &str) -> bool {
+    let has = |path: &str| tree.get(&format!("route[{index}].{path}")).is_some();
+    has(path) || has(deciding(path))
+}
+
+/// Returns the option that decides about another one. A layer that sets `key.from` also replaces
+/// `key.name` of the weaker layers. Other options decide about themselves.
+fn deciding(path: &str) -> &str {
+    match path {
+        "key.name" | "key.pointer" | "key.parts" | "key.field" | "key.field_number" => "key.from",
+        "fingerprint.exclude" | "fingerprint.include" => "fingerprint.mode",
+        other => other,
+    }
+}
+
 /// The options that a preset sets, as TOML.
 fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
     let values = preset.values();
     let mut set = vec![("ttl", format!("\"{}\"", show_duration(values.ttl)))];
     set.extend(values.key_required.map(|required| ("key.required", required.to_string())));
+    if let Some(KeySource::Value(value)) = &values.key_source {
+        let value = value.to_string();
+        let (from, name) = value.split_once(':').unwrap_or_default();
+        let option = if from == "json" { "key.pointer" } else { "key.name" };
+        set.extend([("key.from", format!("\"{from}\"")), (option, format!("\"{name}\""))]);
+    }
+    if let Some(FingerprintMode::Json(Selection::Exclude(all))) = &values.fingerprint {
+        let all = all.iter().map(|pointer| format!("\"{}\"", pointer.as_str()));
+        let all = all.collect::<Vec<_>>().join(", ");
+        set.push(("fingerprint.mode", "\"json\"".to_owned()));
+        set.push(("fingerprint.exclude", format!("[{all}]")));
+    }
     set.extend(values.on_store_down.map(|_| ("on_store_down", "\"fail-closed\"".to_owned())));
     set.push(("5xx", list_of(values.every_5xx).to_owned()));
     set
@@ -144,8 +175,8 @@ pub(super) fn hidden_defaults(
         };
         for (name, value) in preset_values(preset) {
             let Some(node) = tree.get(&format!("defaults.{name}")) else { continue };
-            let shown = written(node, &Shape::Boolean);
-            if tree.get(&format!("route[{index}].{name}")).is_none() && shown != value {
+            let shown = written(node, &Shape::List(Box::new(Shape::Boolean), 0, 0));
+            if !is_set(tree, index, name) && shown != value {
                 warn(format!("{name} = {value}"), name, node, &shown);
             }
         }

@@ -54,7 +54,7 @@ table! {
             .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
         /// The source of the key, and its format: see [Keys](#keys).
         key: KeyOptions = key().or_default().applied(KeyOptions::apply)
-            .else_says("the header; required for `payment` and `high-consequence`"),
+            .else_says("that of the preset, else the header; required for `payment` and `high-consequence`"),
         /// The owner of the key: see [Tenants](#tenants).
         tenant: Option<TenantOption> = tenant().optional()
             .else_says("the credential if there is one, else public"),
@@ -184,7 +184,12 @@ fn preset_options(preset: Preset) -> PolicyOptions {
     let values = preset.values();
     PolicyOptions {
         ttl: Some(values.ttl),
-        key: KeyOptions { required: values.key_required, ..KeyOptions::default() },
+        key: KeyOptions {
+            source: values.key_source,
+            required: values.key_required,
+            ..KeyOptions::default()
+        },
+        fingerprint: Fingerprint { mode: values.fingerprint, headers: None },
         on_store_down: values.on_store_down,
         ..PolicyOptions::default()
     }

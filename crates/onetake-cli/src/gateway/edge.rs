@@ -569,8 +569,18 @@ mod tests {
         ] {
             assert_eq!(found(same), Ok("POST /charges".to_owned()), "{same}");
         }
-        for dots in ["/./charges", "/x/../charges", "/x/%2e%2E/charges", "/charges/."] {
+        for dots in [
+            "/./charges",
+            "/x/../charges",
+            "/x/%2e%2E/charges",
+            "/charges/.",
+            "/x/..;/charges",
+            "/.;/charges",
+            "/x/..%3b/charges",
+            "/x/%2e.%3Ba=b/charges",
+        ] {
             assert_eq!(found(dots), Err(Code::RequestRefused), "{dots}");
+            assert_eq!(planned(FILE, "GET", dots), Err(Code::RequestRefused), "GET {dots}");
         }
         for refused in [
             "/v1%2fcharges",
@@ -584,7 +594,8 @@ mod tests {
         ] {
             assert_eq!(found(refused), Err(Code::RequestRefused), "{refused}");
         }
-        for other in ["/charges/.../a..b", "/Charges", "/charges/1", "/other;a=b"] {
+        for other in ["/charges/.../a..b", "/Charges", "/charges/1", "/other;a=b", "/...;/charges"]
+        {
             assert_eq!(found(other), Ok("-".to_owned()), "{other}");
         }
         for method in ["post", "Post", "get"] {
@@ -594,7 +605,6 @@ mod tests {
         for path in ["/a%2fb", "/a%0ab", "/100%"] {
             assert_eq!(planned(FILE, "GET", path), Ok("-".to_owned()), "{path}");
         }
-        assert_eq!(planned(FILE, "GET", "/x/../charges"), Err(Code::RequestRefused));
     }
 
     #[test]

@@ -387,6 +387,25 @@ pub(super) mod tests {
             ("preset = \"job\"", preset(Preset::Job)),
             ("preset = \"high-consequence\"", preset(Preset::HighConsequence)),
             ("preset = \"job\"\nttl = \"1h\"", preset(Preset::Job).ttl(secs(3600))),
+            ("preset = \"github\"\ntenant = \"public\"", preset(Preset::Github).tenant("public")),
+            ("preset = \"shopify\"\ntenant = \"public\"", preset(Preset::Shopify).tenant("public")),
+            (
+                "preset = \"stripe-webhook\"\ntenant = \"public\"",
+                preset(Preset::StripeWebhook).tenant("public"),
+            ),
+            ("preset = \"svix\"\ntenant = \"public\"", preset(Preset::Svix).tenant("public")),
+            (
+                "preset = \"standard-webhooks\"\ntenant = \"public\"",
+                preset(Preset::StandardWebhooks).tenant("public"),
+            ),
+            (
+                "preset = \"stripe-webhook\"\ntenant = \"public\"\n\
+                 key = { from = \"query\", name = \"event\" }\nfingerprint = { mode = \"bytes\" }",
+                preset(Preset::StripeWebhook)
+                    .tenant("public")
+                    .key_from(KeySource::query("event"))
+                    .fingerprint("bytes"),
+            ),
             ("namespace = \"pay\"", new().namespace("pay")),
             ("key = { required = true }", new().key_required()),
             ("key = { from = \"issued\" }", new().key_from(KeySource::Issued)),

@@ -125,10 +125,15 @@ impl Process {
 
     /// The value of a metric, with its labels; 0 if it is absent.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
-        let call = Client::new(self.admin).post("/metrics").method("GET").body("");
-        let text = call.send().await.unwrap().text();
+        let text = self.metrics().await;
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.parse().unwrap())
+    }
+
+    /// All metrics, as Prometheus gets them.
+    pub(crate) async fn metrics(&self) -> String {
+        let call = Client::new(self.admin).post("/metrics").method("GET").body("");
+        call.send().await.unwrap().text()
     }
 
     /// The largest memory that the process ever had, in bytes.

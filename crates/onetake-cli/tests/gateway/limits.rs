@@ -1,6 +1,8 @@
-//! Every limit of `[limits]` has its effect, its metric, and a gauge with its value.
+//! Every limit of `[limits]` has its effect, its metric, a gauge with its value, and a row in
+//! docs/OPERATIONS.md.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -198,43 +200,108 @@ async fn a_body_below_the_least_rate_is_refused_and_counted() {
     assert_eq!(world.gateway.metric("onetake_slow_bodies_total").await, 1.0);
 }
 
-/// The rows of `[limits]` in docs/CONFIGURATION.md: the name and the default of each option.
-fn documented() -> Vec<(String, f64)> {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIGURATION.md");
-    let page = std::fs::read_to_string(page).unwrap();
-    let (_, table) = page.split_once("<!-- options of [limits] -->").unwrap();
+fn page(name: &str) -> String {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/");
+    std::fs::read_to_string(format!("{folder}{name}")).unwrap()
+}
+
+/// The number of a cell, such as `16384`, `16,384`, `"15s"` or `256 MiB`. Sizes are in bytes, times
+/// in seconds.
+fn number(cell: &str) -> Option<f64> {
+    let text = cell.replace(['`', '"', ',', ' '], "");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit {
+        "" | "s" => 1.0,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        _ => return None,
+    };
+    Some(number.parse::<f64>().ok()? * factor)
+}
+
+/// The defaults of the options of a section in docs/CONFIGURATION.md, by name.
+fn defaults(section: &str) -> BTreeMap<String, Option<f64>> {
+    let page = page("CONFIGURATION.md");
+    let (_, table) = page.split_once(&format!("<!-- options of {section} -->")).unwrap();
     let (table, _) = table.split_once("<!-- end of options -->").unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| `"));
     rows.map(|row| {
-        let cells: Vec<_> = row.split(" | ").collect();
-        let trimmed = |cell: &str| cell.trim_matches(['|', ' ', '`', '"']).to_owned();
-        let (name, default) = (trimmed(cells.first().unwrap()), trimmed(cells.last().unwrap()));
-        let digits = default.find(|c: char| !c.is_ascii_digit()).unwrap_or(default.len());
-        let (number, unit) = default.split_at(digits);
-        let factor = match unit {
-            "" | "s" => 1.0,
-            "KiB" => 1024.0,
-            "MiB" => 1024.0 * 1024.0,
-            other => unreachable!("{other} of {name}"),
-        };
-        (name, number.parse::<f64>().unwrap() * factor)
+        let cells: Vec<_> = row.trim_matches(['|', ' ']).split(" | ").collect();
+        (cells.first().unwrap().trim_matches('`').to_owned(), number(cells.last().unwrap()))
     })
     .collect()
+}
+
+/// The rows of the tables below "Limits" in docs/OPERATIONS.md, by cells.
+fn rows_of_limits() -> Vec<Vec<String>> {
+    let page = page("OPERATIONS.md");
+    let (_, section) = page.split_once("\n## Limits\n").unwrap();
+    let section = section.split("\n## ").next().unwrap();
+    let rows = section.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| ---"));
+    let trimmed = |cell: &str| cell.trim().to_owned();
+    rows.map(|row| row.trim_matches('|').split(" | ").map(trimmed).collect()).collect()
+}
+
+/// The metrics that a cell names. `code` and `reason` are short for labels of two metrics.
+fn metrics_of(cell: &str) -> Vec<String> {
+    let names = cell.split('`').skip(1).step_by(2).map(|name| match name.split_once('=') {
+        Some(("code", _)) => format!("onetake_problems_total{{{name}}}"),
+        Some(("reason", _)) => format!("onetake_overloaded_total{{{name}}}"),
+        _ => name.to_owned(),
+    });
+    names.collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_limit_has_a_gauge_with_its_value() {
     let world = World::start("").await;
-    let documented = documented();
-    assert!(documented.len() > 15, "{documented:?}");
-    for (name, default) in documented {
+    let limits = defaults("[limits]");
+    assert!(limits.len() > 15, "{limits:?}");
+    for (name, default) in &limits {
         let value = world.gateway.metric(&format!("onetake_limit{{limit=\"{name}\"}}")).await;
         // Few open files lower this one.
-        let is_right = value == default || name == "max_connections" && value > 0.0;
-        assert!(is_right, "{name}: {value} is not {default}");
+        let is_right = Some(value) == *default || name == "max_connections" && value > 0.0;
+        assert!(is_right, "{name}: {value} is not {default:?}");
     }
     for (name, default) in [("keep_alive", 75.0), ("upstream_keep_alive", 4.0)] {
         let value = world.gateway.metric(&format!("onetake_limit{{limit=\"{name}\"}}")).await;
         assert_eq!(value, default, "{name}");
+    }
+}
+
+/// The page names every limit with its default, and with a metric that the gateway has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_of_limits_is_that_of_the_code() {
+    let world = World::start("").await;
+    let metrics = world.gateway.metrics().await;
+    let (limits, gateway, route) =
+        (defaults("[limits]"), defaults("[gateway]"), defaults("[[route]]"));
+    let mut listed = BTreeSet::new();
+    for row in rows_of_limits() {
+        // A table begins with its header. In tables of options, the name is in backticks.
+        let option = row[0].strip_prefix('`').and_then(|name| name.strip_suffix('`'));
+        let metrics_cell = row.last().unwrap();
+        for metric in metrics_of(metrics_cell) {
+            let is_there = |line: &str| {
+                let rest = line.strip_prefix(&metric);
+                rest.is_some_and(|rest| rest.starts_with(['{', ' ']))
+            };
+            assert!(metrics.lines().any(is_there), "{row:?}: the gateway has no metric {metric}");
+        }
+        let Some(option) = option else { continue };
+        let default = match option.strip_prefix("[gateway] ") {
+            Some(name) => gateway.get(name),
+            None => limits.get(option).or_else(|| route.get(option)),
+        };
+        let default = default.unwrap_or_else(|| panic!("{option} is no option"));
+        assert_eq!(number(&row[1]), *default, "the default of {option}");
+        assert!(!metrics_of(metrics_cell).is_empty(), "{option} has no metric");
+        listed.insert(option.to_owned());
+    }
+    let missing: Vec<_> = limits.keys().filter(|name| !listed.contains(*name)).collect();
+    assert!(missing.is_empty(), "docs/OPERATIONS.md has no row for {missing:?}");
+    for option in ["[gateway] duplicate_payloads_max", "max_request_body", "upstream_timeout"] {
+        assert!(listed.contains(option), "docs/OPERATIONS.md has no row for {option}");
     }
 }

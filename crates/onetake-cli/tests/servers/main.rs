@@ -5,6 +5,7 @@ mod blackbox;
 mod commands;
 #[path = "../common/mod.rs"]
 mod common;
+mod deadlines;
 mod grpc;
 #[cfg(feature = "otlp")]
 mod log_secrecy;

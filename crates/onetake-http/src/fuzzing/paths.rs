@@ -14,7 +14,7 @@ const ROUTES: [(&str, PathCase); 4] = [
 
 /// A path without a route has no route in any reading of a server either: percent-decoded once,
 /// slashes merged, backslashes as slashes, dot segments resolved, parameters or control characters
-/// cut off.
+/// cut off, parameters cut off before dot segments are resolved.
 pub fn route_path(data: &[u8]) {
     let path = String::from_utf8_lossy(data);
     let mut routes = Vec::new();
@@ -30,6 +30,20 @@ pub fn route_path(data: &[u8]) {
         let other = naive_route(&reading);
         assert_eq!(other, found.copied(), "{path:?} is another route as {reading:?}");
     }
+    // A server that removes parameters may find no route where the gateway finds one: it reads
+    // `/files/;` as `/files`.
+    let bare = without_parameters(&path);
+    let other = naive_route(&bare);
+    let is_same = other.is_none() || other == found.copied();
+    assert!(is_same, "{path:?} is another route as {bare:?}");
+}
+
+/// The segments of a path as Tomcat, Jetty and Spring read them: they remove the parameters of
+/// segments, and then resolve dots.
+fn without_parameters(path: &str) -> Vec<Vec<u8>> {
+    let decoded = decode_once(path.as_bytes());
+    let segments: Vec<_> = decoded.split(|byte| *byte == b'/').map(<[u8]>::to_vec).collect();
+    resolved(&cut_at(&segments, |byte| byte == b';'))
 }
 
 /// The segments of a path as servers read them.
@@ -42,24 +56,32 @@ fn readings(path: &str) -> Vec<Vec<Vec<u8>>> {
     {
         let merged: Vec<Vec<u8>> =
             text.split(is_slash).filter(|part| !part.is_empty()).map(<[u8]>::to_vec).collect();
-        let mut resolved: Vec<Vec<u8>> = Vec::new();
-        for part in &merged {
-            match part.as_slice() {
-                b"." => {}
-                b".." => drop(resolved.pop()),
-                _ => resolved.push(part.clone()),
-            }
-        }
         // Control characters at the end are ignored by some servers, and end a text in others.
-        let cut = merged.iter().map(|part| {
-            let end = part.iter().position(|byte| byte.is_ascii_control()).unwrap_or(part.len());
-            part.iter().take(end).copied().collect()
-        });
-        readings.push(cut.filter(|part: &Vec<u8>| !part.is_empty()).collect());
-        readings.push(resolved);
+        readings.push(cut_at(&merged, |byte| byte.is_ascii_control()));
+        readings.push(resolved(&merged));
         readings.push(merged);
     }
     readings
+}
+
+/// The segments without their dot segments.
+fn resolved(segments: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let mut resolved = Vec::new();
+    for segment in segments {
+        match segment.as_slice() {
+            b"." => {}
+            b".." => drop(resolved.pop()),
+            _ => resolved.push(segment.clone()),
+        }
+    }
+    resolved
+}
+
+/// The segments, each up to its first such byte. Segments that become empty are left out.
+fn cut_at(segments: &[Vec<u8>], is_end: impl Fn(u8) -> bool) -> Vec<Vec<u8>> {
+    let cut =
+        |segment: &Vec<u8>| segment.iter().copied().take_while(|byte| !is_end(*byte)).collect();
+    segments.iter().map(cut).filter(|segment: &Vec<u8>| !segment.is_empty()).collect()
 }
 
 /// Decodes `%41`, and leaves everything else as it is.

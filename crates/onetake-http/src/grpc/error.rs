@@ -65,7 +65,8 @@ fn status(facts: &ProblemFacts, code: GrpcCode) -> Vec<u8> {
     put_bytes(&mut info, 2, DOMAIN.as_bytes());
     let recorded = facts.recorded.map(|status| ("recorded_status", status.as_u16().to_string()));
     let reference = facts.reference.map(|reference| ("reference", reference.to_string()));
-    for (key, value) in recorded.into_iter().chain(reference) {
+    let always = [("instance", facts.instance.clone()), ("retryable", facts.retryable.to_string())];
+    for (key, value) in always.into_iter().chain(recorded).chain(reference) {
         let mut entry = Vec::new();
         put_bytes(&mut entry, 1, key.as_bytes());
         put_bytes(&mut entry, 2, value.as_bytes());
@@ -116,6 +117,7 @@ mod tests {
     use super::*;
     use crate::problem::{Code, Problem, ProblemFormat};
     use bytes::Bytes;
+    use serde_json::Value;
 
     #[test]
     fn a_problem_is_a_grpc_error() {
@@ -137,6 +139,57 @@ mod tests {
         assert_eq!(Code::of(&response), Some(Code::RequestInProgress), "servers count it");
         let body = Bytes::from_static(b"not a second time");
         assert_eq!(error_of(response, || body).body(), "");
+    }
+
+    /// An [`Rng`](onetake_core::Rng) whose numbers all end with this byte.
+    #[derive(Debug)]
+    struct Equal(u8);
+
+    impl onetake_core::Rng for Equal {
+        fn fill(&self, into: &mut [u8]) {
+            into.fill(0);
+            into.iter_mut().last().into_iter().for_each(|last| *last = self.0);
+        }
+    }
+
+    #[test]
+    fn an_error_says_what_its_problem_says() {
+        let known = "2SBD-Q7F4-ABCD".parse().ok();
+        for (code, reference, random, seconds) in [
+            (Code::Overloaded, None, 0, Some(1)),
+            (Code::Overloaded, known, 2, Some(3)),
+            (Code::RequestInProgress, known, 2, Some(1)),
+            (Code::RequestRefused, None, 0, None),
+        ] {
+            let mut problem = Problem::new(code, "x");
+            if seconds.is_some() {
+                problem = problem.retry_after(1);
+            }
+            let response = ProblemFormat::default().tell_with(problem, reference, &Equal(random));
+            let problem: Value = serde_json::from_slice(response.body()).unwrap();
+            let response = error_of(response, Bytes::new);
+            let number = |name| response.headers()[name].to_str().unwrap().parse::<u64>().unwrap();
+            let details =
+                STANDARD_NO_PAD.decode(response.headers()[GRPC_STATUS_DETAILS].as_bytes());
+            let details = details.unwrap();
+            for name in ["instance", "retryable", "reference"] {
+                let Some(value) = problem.get(name) else { continue };
+                let mut entry = Vec::new();
+                put_bytes(&mut entry, 1, name.as_bytes());
+                let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                put_bytes(&mut entry, 2, text.as_bytes());
+                let is_told = details.windows(entry.len()).any(|part| part == entry);
+                assert!(is_told, "{code:?} {name}: {}", String::from_utf8_lossy(&details));
+            }
+            match seconds {
+                Some(seconds) => {
+                    assert_eq!(number("retry-after"), seconds, "{code:?}");
+                    assert_eq!(number("grpc-retry-pushback-ms"), 1000 * seconds, "{code:?}");
+                    assert_eq!(details.last().copied().map(u64::from), Some(seconds), "{code:?}");
+                }
+                None => assert!(!response.headers().contains_key("grpc-retry-pushback-ms")),
+            }
+        }
     }
 
     #[test]

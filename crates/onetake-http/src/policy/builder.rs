@@ -31,13 +31,16 @@ impl Policy {
     ///
     /// With `Preset::Payment`, [`tenant`](Self::tenant) must be called too. [`check`](Self::check)
     /// reports a policy without it, because a wrong guess could mix payments of two customers. In a
-    /// policy that is never checked, the tenant is [`Tenant::Credential`].
+    /// policy that is never checked, the tenant is [`Tenant::Credential`]. The presets of webhook
+    /// senders, such as `Preset::Github`, need a tenant, too: see [`key_from`](Self::key_from).
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
         let values = preset.values();
         let mut policy = Self::new().ttl(values.ttl);
         policy.outcomes = policy.outcomes.with_every_5xx(values.every_5xx);
         policy.key.required = values.key_required.unwrap_or(policy.key.required);
+        policy.key.source = values.key_source.unwrap_or(policy.key.source);
+        policy.fingerprint.mode = values.fingerprint.unwrap_or(policy.fingerprint.mode);
         policy.on_store_down = values.on_store_down.unwrap_or(policy.on_store_down);
         if values.must_name_tenant {
             (policy.tenant, policy.is_tenant_guessed) = (Tenant::Credential, true);

@@ -66,9 +66,12 @@ impl ProblemFormat {
         let documentation = format!("{DOCUMENTATION}#{code}");
         let mut headers: HeaderMap = std::mem::take(&mut problem.headers).into_iter().collect();
         insert(&mut headers, LINK, &format!("<{documentation}>; rel=\"describedby\""));
-        if let Some(seconds) = problem.retry_after {
+        let retry_after = problem.retry_after.map(|seconds| {
             let jitter = if problem.code.is_shared() { jitter(seconds, rng) } else { 0 };
-            headers.insert(RETRY_AFTER, HeaderValue::from(seconds.saturating_add(jitter)));
+            seconds.saturating_add(jitter)
+        });
+        if let Some(seconds) = retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         if let Some((_, Some(location))) = &problem.recorded {
             headers.insert(LOCATION, location.clone());
@@ -95,9 +98,11 @@ impl ProblemFormat {
         response.extensions_mut().insert(ProblemFacts {
             code: problem.code,
             detail: problem.detail,
-            retry_after: problem.retry_after,
+            retry_after,
+            retryable: problem.retryable,
             recorded: problem.recorded.map(|(status, _)| status),
             reference,
+            instance,
         });
         response
     }

@@ -259,9 +259,12 @@ impl Problem {
 pub(crate) struct ProblemFacts {
     pub(crate) code: Code,
     pub(crate) detail: Box<str>,
+    /// The seconds of `Retry-After`, with those added at random.
     pub(crate) retry_after: Option<u64>,
+    pub(crate) retryable: bool,
     pub(crate) recorded: Option<StatusCode>,
     pub(crate) reference: Option<Reference>,
+    pub(crate) instance: String,
 }
 
 /// The problem of a policy that cannot work, or of a handler that does not fit its route: see

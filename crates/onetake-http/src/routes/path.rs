@@ -43,8 +43,10 @@ pub enum AmbiguousRequest {
     /// NUL or another control character, encoded or not.
     #[error("The path has a control character.")]
     ControlCharacter,
-    /// A segment `.` or `..`, encoded or not.
-    #[error("The path has a segment of nothing but dots. Resolve such segments before sending.")]
+    /// A segment `.` or `..`, encoded or not, with or without a parameter behind a semicolon.
+    #[error(
+        "The path has a segment of nothing but dots, alone or before a semicolon. Resolve such segments before sending."
+    )]
     DotSegment,
     /// Two readings of the path match different routes.
     #[error(
@@ -141,15 +143,24 @@ impl<'a> NormalPath<'a> {
 /// Returns true if a segment of the path is `.` or `..`, encoded or not.
 ///
 /// Clients resolve such segments before they send. A server that resolves them serves another path
-/// than one that does not.
+/// than one that does not. Tomcat, Jetty and Spring first remove the parameter of a segment and then
+/// resolve dots, so `..;a=b` is a dot segment, too.
 #[must_use]
 pub fn has_dot_segment(path: &str) -> bool {
     let is_dots = |segment: &str| {
-        let is_dot = |rest: &str| rest == "." || rest.eq_ignore_ascii_case("%2e");
-        let two = |(first, second)| is_dot(first) && is_dot(second);
-        is_dot(segment) || [1, 3].iter().filter_map(|at| segment.split_at_checked(*at)).any(two)
+        let Some(rest) = without_first(segment, '.', "%2e") else { return false };
+        let rest = without_first(rest, '.', "%2e").unwrap_or(rest);
+        rest.is_empty() || without_first(rest, ';', "%3b").is_some()
     };
-    path.split('/').any(|segment| segment.len() <= 6 && is_dots(segment))
+    path.split('/').any(is_dots)
+}
+
+/// Returns the text behind its first character, if that is the given one, plain or encoded.
+fn without_first<'t>(text: &'t str, plain: char, encoded: &str) -> Option<&'t str> {
+    text.strip_prefix(plain).or_else(|| {
+        let (first, rest) = text.split_at_checked(encoded.len())?;
+        first.eq_ignore_ascii_case(encoded).then_some(rest)
+    })
 }
 
 fn joined<'s>(segments: impl Iterator<Item = &'s [u8]>) -> Vec<u8> {
@@ -212,6 +223,7 @@ mod tests {
         assert_eq!(normal("/a%25b").unwrap().0, "a%b");
         assert_eq!(normal("/%252fa").unwrap().0, "%2fa", "it is decoded once");
         assert_eq!(normal("/a.b/...").unwrap().0, "a.b/...");
+        assert_eq!(normal("/...;/;..").unwrap().0, "...;/;..");
         assert_eq!(normal("/%C3%A4").unwrap().0, "ä");
     }
 
@@ -232,6 +244,11 @@ mod tests {
             ("/v1/x/../charges", A::DotSegment),
             ("/v1/%2e%2E/charges", A::DotSegment),
             ("/v1/charges/..", A::DotSegment),
+            ("/x/..;/v1/charges", A::DotSegment),
+            ("/v1/.;/charges", A::DotSegment),
+            ("/x/..%3b/v1/charges", A::DotSegment),
+            ("/x/.%2E%3Ba=b;c/v1/charges", A::DotSegment),
+            ("/v1/charges/..;", A::DotSegment),
             ("/100%", A::Escape),
             ("/100%2", A::Escape),
             ("/%+1", A::Escape),

@@ -4,7 +4,7 @@ use std::fmt;
 
 use http::Method;
 
-use super::path::{AmbiguousRequest, NormalPath, Segments, decode};
+use super::path::{AmbiguousRequest, NormalPath, Segments, decode, has_dot_segment};
 use crate::text::{TextError, nearest};
 
 /// The methods that can be keyed; `*` means all of them.
@@ -431,11 +431,10 @@ fn parse_segment(text: &str) -> Result<Result<Segment, String>, RoutePatternErro
         ));
     }
     if !text.contains(['{', '}']) {
-        let literal = decode(text).map_err(never_sent)?.into_owned();
-        if [&b"."[..], b".."].contains(&&*literal) {
+        if has_dot_segment(text) {
             return Err(never_sent(AmbiguousRequest::DotSegment));
         }
-        return Ok(Ok(Segment::Literal(literal)));
+        return Ok(Ok(Segment::Literal(decode(text).map_err(never_sent)?.into_owned())));
     }
     let bad = || {
         let fix = "a placeholder must be a whole segment: write `{name}` or `{*rest}` between two slashes";
@@ -622,6 +621,7 @@ mod tests {
             ("POST /a%2Fb", "an encoded slash"),
             ("POST /a%0a", "a control character"),
             ("POST /a/../b", "nothing but dots"),
+            ("POST /a/..;x/b", "nothing but dots"),
             ("POST /a%", "percent sign"),
         ] {
             let fault = parse_match(text).unwrap_err();

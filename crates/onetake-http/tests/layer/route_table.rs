@@ -78,7 +78,9 @@ async fn a_payment_without_a_tenant_is_refused() {
     assert_eq!(payment().tenant(Tenant::extension(String::clone)).check(), []);
     assert!(refused(payment().tenant("x-account")).contains("Tenant::header"));
     for (_, preset) in Preset::ALL {
-        assert_eq!(Policy::preset(preset).check().is_empty(), preset != Preset::Payment);
+        let must_name_it = preset == Preset::Payment || preset.values().key_source.is_some();
+        assert_eq!(Policy::preset(preset).check().is_empty(), !must_name_it, "{preset}");
+        assert_eq!(Policy::preset(preset).tenant(Tenant::Public).check(), [], "{preset}");
     }
 }
 
@@ -220,6 +222,9 @@ async fn no_spelling_gets_around_a_route_that_requires_a_key() {
         ("POST", "/payments%0a", refused),
         ("POST", "/payments%5c", refused),
         ("POST", "/x/../payments", refused),
+        ("POST", "/x/..;/payments", refused),
+        ("POST", "/.;/payments", refused),
+        ("POST", "/x/..%3b/payments", refused),
         ("POST", "/payments;a=b", refused),
         ("post", "/payments", refused),
         ("POST", "/Payments", passed),

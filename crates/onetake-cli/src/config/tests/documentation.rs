@@ -138,6 +138,15 @@ fn the_table_of_presets_is_that_of_the_code() {
         let row = row.unwrap_or_else(|| panic!("no row for {word}"));
         assert!(row.contains(&format!("`{}`", units::show_duration(values.ttl))), "{row}");
         assert_eq!(row.contains("required"), values.key_required == Some(true), "{row}");
+        let place = match values.key_source {
+            Some(KeySource::Value(RequestValue::Header(name))) => format!("`{name}`"),
+            Some(KeySource::Value(RequestValue::Json(pointer))) => {
+                format!("`{}`", pointer.as_str())
+            }
+            _ => "key".to_owned(),
+        };
+        let key = row.split(" | ").nth(2).unwrap().to_lowercase();
+        assert!(key.contains(&place) || place == "key" && !key.contains('`'), "{row}");
         let is_unknown = values.every_5xx == Disposition::Unknown;
         assert_eq!(row.contains("unknown"), is_unknown, "{row}");
         assert_eq!(row.contains("fail-closed"), values.on_store_down.is_some(), "{row}");

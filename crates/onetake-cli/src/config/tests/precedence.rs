@@ -100,6 +100,21 @@ fn a_key_is_required_by_preset_or_by_word() {
 }
 
 #[test]
+fn a_key_has_the_source_of_the_route_else_that_of_the_preset() {
+    let source = |defaults, own: &str| route(defaults, own).key.source;
+    let svix = KeySource::header("svix-id").unwrap();
+    let of_defaults = "key = { from = \"json\", pointer = \"/id\" }";
+    assert_eq!(source("", "preset = \"svix\""), svix);
+    assert_eq!(source(of_defaults, "preset = \"svix\""), svix);
+    assert_eq!(source(of_defaults, "preset = \"svix\"\nkey = { format = \"uuid\" }"), svix);
+    assert_eq!(source(of_defaults, "preset = \"webhook\""), KeySource::json("/id").unwrap());
+    let own = "preset = \"svix\"\nkey = { from = \"query\", name = \"event\" }";
+    assert_eq!(source(of_defaults, own), KeySource::query("event"));
+    assert!(route("key = { required = false }", "preset = \"svix\"").key.required);
+    assert!(!route("", "preset = \"svix\"\nkey = { required = false }").key.required);
+}
+
+#[test]
 fn grace_is_one_lease_unless_it_is_named() {
     let seconds = |defaults, own| route(defaults, own).terms.grace.as_secs();
     assert_eq!(seconds("", ""), 30);

@@ -62,6 +62,8 @@ const CHECK_ONLY: &[&str] = &[
     "filter = \"redis://a\"",
     "url = \"redis://b\"\nfilter = \"redis://a\"",
     "preset = \"payment\"",
+    "preset = \"shopify\"",
+    "preset = \"stripe-webhook\"\ntenant = \"public\"\nkey = { min_length = 20 }",
     "upstream = \"https://a..b\"",
     "key = { from = \"json\", pointer = \"/id\" }",
     "key = { from = \"derive\", parts = [\"json:/a\"] }",

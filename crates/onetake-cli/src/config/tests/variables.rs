@@ -166,6 +166,31 @@ fn every_value_is_explained_with_its_layer() {
 }
 
 #[test]
+fn the_key_of_a_preset_is_explained_unless_the_route_has_its_own() {
+    let file = "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n\
+        [[route]]\nmatch = \"POST /stripe\"\npreset = \"stripe-webhook\"\n\
+        [[route]]\nmatch = \"POST /own\"\npreset = \"github\"\nkey = { from = \"json\", pointer = \"/n\" }\n";
+    let said = explain(Some(file), "f", no_env()).unwrap();
+    let lines: Vec<_> =
+        said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    for line in [
+        "key.from = \"json\" # preset stripe-webhook",
+        "key.pointer = \"/id\" # preset stripe-webhook",
+        "fingerprint.mode = \"json\" # preset stripe-webhook",
+        "fingerprint.exclude = [\"/pending_webhooks\"] # preset stripe-webhook",
+        "key.pointer = \"/n\" # route, f:11:34",
+    ] {
+        assert!(lines.contains(&line.to_owned()), "{line}\n{said}");
+    }
+    assert!(!said.contains("x-github-delivery"), "{said}");
+    let hidden =
+        file.replace("\"public\"\n", "\"public\"\nkey = { from = \"json\", pointer = \"/a\" }\n");
+    let warnings = with(&hidden, &[]).unwrap().warnings();
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("sets key.pointer = \"/id\", which hides"), "{warnings:?}");
+}
+
+#[test]
 fn an_explanation_shows_no_secret() {
     let file = "[gateway]\nupstream = \"http://a\"\n[defaults]\n\
         tenant = { jwt = { verification_key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", issuer = \"${ISSUER}\" } }\n\

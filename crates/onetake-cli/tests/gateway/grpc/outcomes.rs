@@ -85,7 +85,10 @@ async fn an_upstream_that_refuses_lets_the_retry_run() {
     let first = world.call("Charge").key(key).send().await.unwrap();
     assert_eq!(first.code(), Some(14));
     assert!(first.tells("upstream_unreachable"), "{first:?}");
-    assert_eq!(first.field("grpc-retry-pushback-ms"), "1000");
+    // Up to two seconds are added at random, so that clients do not all come back at once.
+    let wait: u64 = first.field("retry-after").parse().unwrap();
+    assert!((1..=3).contains(&wait), "{first:?}");
+    assert_eq!(first.field("grpc-retry-pushback-ms"), (1000 * wait).to_string());
     let service = GrpcService::start_on(address).await.unwrap();
     let again = world.call("Charge").key(key).send().await.unwrap();
     assert_eq!((again.code(), service.runs(key)), (Some(0), 1), "{again:?}");
@@ -129,6 +132,7 @@ async fn problems_are_grpc_errors() {
     let told = |reply: onetake_sim::grpc::client::GrpcReply, code: u8, problem: &str| {
         assert_eq!((reply.status, reply.code()), (200, Some(code)), "{reply:?}");
         assert!(reply.tells(problem) && reply.tells("google.rpc.ErrorInfo"), "{reply:?}");
+        assert!(reply.tells("urn:onetake:re") && reply.tells("retryable"), "{reply:?}");
         assert!(!reply.field("grpc-message").is_empty());
     };
     let missing = world.call("Required").with("x-case", "none").send().await.unwrap();

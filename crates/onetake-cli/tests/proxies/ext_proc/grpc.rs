@@ -69,6 +69,7 @@ impl World {
 fn told(reply: &GrpcReply, code: u8, problem: &str) {
     assert_eq!((reply.status, reply.code()), (200, Some(code)), "{reply:?}");
     assert!(reply.tells(problem) && reply.tells("google.rpc.ErrorInfo"), "{reply:?}");
+    assert!(reply.tells("urn:onetake:re") && reply.tells("retryable"), "{reply:?}");
     assert!(!reply.field("grpc-message").is_empty(), "{reply:?}");
     assert!(reply.body.is_empty() && reply.trailers.is_empty(), "trailers only: {reply:?}");
 }

@@ -188,6 +188,9 @@ pub(super) const ROWS: &[SectionRow] = &[
             "match = \"grpc Payments/*\"",
             "preset = \"webhook\"",
             "preset = \"high-consequence\"",
+            "preset = \"github\"\ntenant = \"public\"",
+            "preset = \"stripe-webhook\"\ntenant = { header = \"X-Account\" }",
+            "preset = \"svix\"\ntenant = \"public\"\nkey = { min_length = 20 }",
         ],
         &[
             ("match = \"GET /\"", "route[0].match"),
@@ -195,6 +198,12 @@ pub(super) const ROWS: &[SectionRow] = &[
             ("match = 1", "route[0].match"),
             ("preset = \"payments\"", "route[0].preset"),
             ("preset = \"payment\"", "route[0].tenant"),
+            ("preset = \"shopify\"", "route[0].tenant"),
+            ("preset = \"standard-webhook\"", "route[0].preset"),
+            (
+                "preset = \"stripe-webhook\"\ntenant = \"public\"\nkey = { min_length = 20 }",
+                "route[0].key",
+            ),
             ("preset = 24", "route[0].preset"),
             (
                 "match = \"PUT /orders/{order}\"\nkey = { from = \"path\", name = \"id\" }\ntenant = \"public\"",

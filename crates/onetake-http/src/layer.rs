@@ -12,15 +12,15 @@ use tower_layer::Layer;
 use onetake_core::engine::EngineError;
 use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
-use crate::advice::Warnings;
+use crate::advice::{Advice, Warnings};
 use crate::duplicates::Detector;
 use crate::endpoints::Endpoints;
 use crate::handle::Handles;
 use crate::head;
 use crate::memory::BodyMemory;
-use crate::policy::{InFlight, KeySource, Mistake, Policy, PolicyError};
+use crate::policy::{InFlight, KeySource, Mistake, NEVER_KEYED, Policy, PolicyError};
 use crate::problem::{Problem, misconfigured};
-use crate::routes::{AmbiguousRequest, Routes};
+use crate::routes::{AmbiguousRequest, IntoRouteTable, RouteTable};
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
@@ -57,7 +57,7 @@ pub trait Resolve: Send + Sync + 'static {
     /// A handle names no route, so each rule is tried. A handle is valid only for the tenant that
     /// got it. The default is the rules by credential and [`Tenant::Public`]. A request whose
     /// policy answers 202 and has another tenant rule is refused with 500. In that case use
-    /// [`Routes`], or implement this method.
+    /// [`Routes`](crate::Routes), or implement this method.
     fn handle_tenants(&self) -> Vec<Tenant> {
         vec![Tenant::CredentialOrPublic, Tenant::Public]
     }
@@ -213,9 +213,21 @@ impl LayerState {
         !self.secrets.issued_keys.is_empty()
     }
 
-    /// Refuses a request whose policy answers 202, if the client could not fetch the outcome by its
-    /// handle.
-    pub(crate) fn check_outcomes(&self, policy: &Policy, parts: &Parts) -> Result<(), Problem> {
+    /// Refuses a request whose policy has mistakes. The builder has checked the policies of routes.
+    /// A policy from [`LayerBuilder::resolve`] is checked here, at its first request. Requests that
+    /// no policy can key pass.
+    pub(crate) fn check_policy(&self, policy: &Policy, method: &Method) -> Result<(), Problem> {
+        let is_valid = policy.is_valid();
+        if is_valid || NEVER_KEYED.contains(method) { Ok(()) } else { Err(misconfigured()) }
+    }
+
+    /// Refuses a request whose policy needs more than this layer has: a secret for issued keys, or,
+    /// after a 202, a way for the client to fetch the outcome by its handle.
+    pub(crate) fn check_fit(&self, policy: &Policy, parts: &Parts) -> Result<(), Problem> {
+        if policy.key.source == KeySource::Issued && !self.issues_keys() {
+            self.warnings.warn(Advice::NoIssuingKey, &policy.label);
+            return Err(misconfigured());
+        }
         if !matches!(policy.in_flight, InFlight::Async(_)) {
             return Ok(());
         }
@@ -336,26 +348,33 @@ pub struct LayerBuilder {
 }
 
 enum Policies {
-    One(Policy),
-    Routes(Routes),
+    One(Box<Policy>),
+    Routes(Result<RouteTable, PolicyError>),
     Other(Box<dyn Resolve>),
 }
 
 impl LayerBuilder {
     /// Sets one policy for all requests.
     pub fn policy(mut self, policy: Policy) -> Self {
-        self.policies = Some(Policies::One(policy));
+        self.policies = Some(Policies::One(Box::new(policy)));
         self
     }
 
-    /// Sets the policy of each route. Put the layer around the outermost router.
-    pub fn routes(mut self, routes: Routes) -> Self {
-        self.policies = Some(Policies::Routes(routes));
+    /// Sets the policy of each route: [`Routes`](crate::Routes), or a [`RouteTable`] that was built
+    /// before. Put the layer around the outermost router.
+    pub fn routes(mut self, routes: impl IntoRouteTable) -> Self {
+        self.policies = Some(Policies::Routes(routes.into_route_table()));
         self
     }
 
-    /// Sets the source of policies: a closure, or a type that implements `Resolve`. These policies
-    /// are not checked. Use [`routes`](Self::routes) if the policy depends only on method and path.
+    /// Sets the source of policies: a closure, or a type that implements `Resolve`. Use
+    /// [`routes`](Self::routes) if the policy depends only on method and path.
+    ///
+    /// [`build`](Self::build) does not know these policies. Each is checked at its first request. If
+    /// it has mistakes, the log has one error with all of them, and its requests get 500
+    /// `misconfigured`: nothing runs. To find mistakes at start, call [`Policy::check`] where the
+    /// policy is made. Make each policy once, outside the closure: a policy that is made for a
+    /// request is checked for that request.
     pub fn resolve(mut self, policies: impl Resolve) -> Self {
         self.policies = Some(Policies::Other(Box::new(policies)));
         self
@@ -471,11 +490,12 @@ impl LayerBuilder {
             }
             Some(Policies::One(policy)) => {
                 mistakes.extend(policy.check());
+                policy.mark_checked();
                 check_issued(&policy, &mut mistakes);
                 check_async(&policy, &mut mistakes);
-                Some(Box::new(Arc::new(policy)))
+                Some(Box::new(Arc::<Policy>::from(policy)))
             }
-            Some(Policies::Routes(routes)) => match routes.build() {
+            Some(Policies::Routes(routes)) => match routes {
                 Ok(table) => {
                     for policy in table.policies() {
                         check_issued(policy, &mut mistakes);

@@ -29,9 +29,8 @@ impl Policy {
 
     /// Returns the values of a preset; later calls override them.
     ///
-    /// With `Preset::Payment`, [`tenant`](Self::tenant) must be called too. [`check`](Self::check)
-    /// reports a policy without it, because a wrong guess could mix payments of two customers. In a
-    /// policy that is never checked, the tenant is [`Tenant::Credential`].
+    /// With `Preset::Payment`, [`tenant`](Self::tenant) must be called too. A policy without it is
+    /// refused, because a wrong guess could mix payments of two customers.
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
         let values = preset.values();

@@ -5,6 +5,7 @@ mod check;
 mod key;
 mod preset;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use http::Method;
@@ -126,6 +127,8 @@ pub struct Policy {
     mistakes: Vec<Mistake>,
     /// The statuses that `record`, `release` and `mark_unknown` named.
     listed: Listed,
+    /// The result of the check of this policy, which happens once.
+    checked: Checked,
 }
 
 /// Statuses with the list that named them. It is no part of the comparison of policies: two
@@ -134,6 +137,23 @@ pub struct Policy {
 struct Listed(Vec<(StatusPattern, Disposition)>);
 
 impl PartialEq for Listed {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// The mistakes of a policy, once it was checked. It is no part of the comparison of policies. A
+/// clone is not checked, because builder methods can change it.
+#[derive(Debug, Default)]
+struct Checked(OnceLock<Vec<Mistake>>);
+
+impl Clone for Checked {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Checked {
     fn eq(&self, _: &Self) -> bool {
         true
     }
@@ -210,6 +230,7 @@ impl Default for Policy {
             is_tenant_guessed: false,
             mistakes: Vec::new(),
             listed: Listed::default(),
+            checked: Checked::default(),
         }
     }
 }

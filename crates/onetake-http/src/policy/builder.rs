@@ -158,11 +158,14 @@ impl Policy {
         self
     }
 
-    /// Sets the lease: the time that an attempt may run before it must renew. It also sets the
-    /// grace to the same time; call [`grace`](Self::grace) afterwards for another one.
+    /// Sets the lease: the time that an attempt may run before it must renew. The grace is as long
+    /// as the lease, unless [`grace`](Self::grace) or [`terms`](Self::terms) sets another one.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
-        (self.terms.lease, self.terms.grace) = (lease, lease);
+        self.terms.lease = lease;
+        if !self.is_grace_set.0 {
+            self.terms.grace = lease;
+        }
         self
     }
 
@@ -171,6 +174,7 @@ impl Policy {
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.terms.grace = grace;
+        self.is_grace_set.0 = true;
         self
     }
 
@@ -178,6 +182,7 @@ impl Policy {
     #[must_use]
     pub fn terms(mut self, terms: Terms) -> Self {
         self.terms = terms;
+        self.is_grace_set.0 = true;
         self.promising_what_it_keeps()
     }
 

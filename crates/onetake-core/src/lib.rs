@@ -20,6 +20,11 @@
 //! | [`transaction`] | operations whose effects commit with their completion |
 //! | [`velocity`] | limits on the rate of new operations |
 //! | [`clock`] | the only source of time and randomness |
+//!
+//! Types that a store or a caller must handle case by case are exhaustive, because a forgotten case can
+//! run an operation twice or never: [`Transition`], [`State`], [`store::Due`], [`store::Claimed`],
+//! [`store::Settled`], [`OnUnknown`], [`Verdict`], [`Outcome`], [`Answer`] and [`Settling`]. A new case
+//! of these is a compile error in the code that handles them.
 
 pub mod audit;
 pub mod clock;

@@ -18,6 +18,8 @@ pub(crate) enum Advice {
     UnstableCredential,
     /// The body is larger than the maximum of the route.
     LargeBody,
+    /// The route takes issued keys, and the layer has no secret for them.
+    NoIssuingKey,
 }
 
 /// The warnings that a layer has logged.
@@ -43,6 +45,10 @@ impl Warnings {
             Advice::LargeBody => tracing::warn!(
                 route,
                 "a request was refused because its body is larger than max_request_body of its route: raise max_request_body if clients send such bodies. This is logged once"
+            ),
+            Advice::NoIssuingKey => tracing::warn!(
+                route,
+                "a request was refused because its route takes issued keys and the layer has no secret for them: call .secrets(Secrets::default().issued_keys(…)) on the builder. This is logged once"
             ),
         }
     }

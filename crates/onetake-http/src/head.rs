@@ -71,11 +71,12 @@ impl Head {
             return Ok(None);
         };
         trace.route(&policy.label);
+        let refused = |problem| Refusal::new(&policy, problem);
+        shared.check_policy(&policy, &parts.method).map_err(refused)?;
         if !policy.is_keyed(&parts.method) {
             return Ok(None);
         }
-        let refused = |problem| Refusal::new(&policy, problem);
-        shared.check_outcomes(&policy, parts).map_err(refused)?;
+        shared.check_fit(&policy, parts).map_err(refused)?;
         let key = key_of_head(parts, &policy).map_err(refused)?;
         if key.is_none() && !policy.key.source.is_in_body() {
             return Ok(None);

@@ -69,7 +69,7 @@ pub use policy::{
     PresetValues, RequestValue,
 };
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses, UpstreamFailure};
-pub use routes::{AmbiguousRequest, PathCase, RouteTable, Routes, TrailingSlash};
+pub use routes::{AmbiguousRequest, IntoRouteTable, PathCase, RouteTable, Routes, TrailingSlash};
 pub use secrets::Secrets;
 pub use service::{ATTEMPT_HEADERS, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};

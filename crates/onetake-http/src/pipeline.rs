@@ -81,7 +81,8 @@ pub(crate) fn passes_through(shared: &LayerState, parts: &Parts) -> bool {
     policy.is_none_or(|policy| {
         let needs_no_key = matches!(policy.key.source, KeySource::Header) && !policy.key.required;
         let is_checked = matches!(policy.in_flight, InFlight::Async(_));
-        !policy.is_keyed(&parts.method) || (needs_no_key && !is_checked)
+        let is_misconfigured = shared.check_policy(&policy, &parts.method).is_err();
+        !is_misconfigured && (!policy.is_keyed(&parts.method) || (needs_no_key && !is_checked))
     })
 }
 
@@ -228,6 +229,19 @@ mod tests {
                 let passes = matches!(next, Ok(NextStep::PassOn(..)));
                 assert!(passes || !at_once, "{name}: {method} {key:?}");
             }
+        }
+    }
+
+    /// No builder has checked a policy from a closure.
+    #[tokio::test]
+    async fn a_request_whose_policy_has_mistakes_does_not_pass_through() {
+        let policy = Arc::new(Policy::new().release(["6xx"]));
+        let layer = OnetakeLayer::builder(MemoryStore::new()).resolve(policy).build();
+        let shared = layer.unwrap().endpoints().shared;
+        for (method, expected) in [("POST", false), ("PUT", false), ("GET", true)] {
+            let request = Request::builder().method(method).uri("/").body(()).unwrap();
+            let (parts, ()) = request.into_parts();
+            assert_eq!(passes_through(&shared, &parts), expected, "{method}");
         }
     }
 

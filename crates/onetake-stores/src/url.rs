@@ -17,6 +17,7 @@ use onetake_core::{StoreError, StoreErrorKind};
 ///
 /// The `Display` and `Debug` forms are for logs and messages. They show no password.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StoreUrl {
     /// `embedded:FOLDER`: a folder on this machine.
     Embedded(PathBuf),

@@ -13,7 +13,12 @@
 //! | [`clock`] | time and randomness, for tests | |
 //!
 //! Structs of options, such as [`engine::Limits`], have public fields and are exhaustive. Build them
-//! with `..Default::default()`, so that a new option does not break your code.
+//! with `..Default::default()`, so that a new option does not break your code. Results that a caller
+//! must handle case by case are exhaustive too, because a forgotten case can run an operation twice or
+//! never: [`engine::Outcome`], [`engine::Answer`], [`engine::Settling`], [`engine::Verdict`],
+//! [`engine::OnUnknown`], and the values of the contract of stores, such as [`store::Transition`],
+//! [`engine::State`], [`store::Claimed`], [`store::Settled`] and [`store::Due`]. A new case of these is
+//! a compile error in your code.
 //!
 //! ```
 //! use std::sync::Arc;

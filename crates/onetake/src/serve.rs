@@ -20,6 +20,7 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The way in which a server stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Served {
     /// Every request was answered and every operation was settled.
     Drained,

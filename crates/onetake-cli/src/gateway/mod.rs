@@ -38,6 +38,7 @@ mod request_heads;
 mod response_memory;
 mod secrets;
 mod server;
+mod start;
 mod tenants;
 mod timeouts;
 mod tls;
@@ -52,33 +53,21 @@ use std::time::Duration;
 use http::Method;
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-use tower::Layer;
 
-use onetake_core::engine::Housekeeping;
-use onetake_core::{Clock, Engine, ReconcileOptions, Store, StoreError, SystemClock};
-use onetake_http::{HttpLimits, OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
+use onetake_core::{Clock, Engine, Store, StoreError, SystemClock};
+use onetake_http::{Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
-use crate::stores::{self, OpenStore, StoreFailed};
+use crate::stores::StoreFailed;
 use cores::Cores;
-use descriptors::Descriptors;
 pub use descriptors::raise_limit;
-use edge::{Edge, Routed};
-use gauges::Gauges;
-use in_flight::Gates;
+use edge::Routed;
 use plan::Plans;
-use proxy::Proxy;
-use readiness::Readiness;
-use reconcile::Reconciler;
-use response_memory::ResponseMemory;
-use server::{Server, ServerLimits};
-use tls::Acceptor;
+use server::Server;
+use start::{Front, listen, local};
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
-use upstream::{Census, UpstreamSettings};
 
 /// The error of a gateway that could not start.
 #[derive(Debug, thiserror::Error)]
@@ -166,153 +155,6 @@ impl Gateway {
         Self::start_as(Front::Envoy, config, decorate).await
     }
 
-    async fn start_as(
-        front: Front,
-        config: Config,
-        decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
-    ) -> Result<Self, StartError> {
-        let metrics = metrics_handle();
-        for warning in config.warnings() {
-            tracing::warn!("{warning}");
-        }
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let tls = match front {
-            Front::Proxy => config.gateway.tls.clone(),
-            #[cfg(feature = "ext-proc")]
-            Front::Envoy => config.ext_proc.tls.clone(),
-        };
-        let tls = tls.map(|identity| Acceptor::new(identity, Arc::clone(&clock))).transpose()?;
-        let connector = Connector::new(config.upstream_tls().cloned(), Arc::clone(&clock))?;
-        let admin = listen(config.admin.listen, "admin.listen", "--admin-listen").await?;
-        let admin_address = local(&admin, config.admin.listen);
-        let (asked, field, flag) = match front {
-            Front::Proxy => (config.gateway.listen, "gateway.listen", "--listen"),
-            #[cfg(feature = "ext-proc")]
-            Front::Envoy => {
-                (config.ext_proc.listen, "ext_proc.listen", "ONETAKE__EXT_PROC__LISTEN")
-            }
-        };
-        if front != Front::Proxy && !asked.ip().to_canonical().is_loopback() {
-            tracing::warn!(
-                "{field} is not a loopback address: every program that can connect to {asked} can \
-                 act as Envoy, and name any tenant"
-            );
-        }
-        let listener = listen(asked, field, flag).await?;
-        let address = local(&listener, asked);
-        let OpenStore { store, interrupted, mut limits, reap_interval, journal } =
-            stores::open(&config.store).await?;
-        limits.running_max = config.limits.max_operations;
-        let store = decorate(store);
-
-        let secrets = secrets::secrets(&config, &*store).await;
-        let (secrets, tenants) =
-            secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
-        let shared_velocity = stores::open_velocity(&config).await?;
-        let mut engine =
-            Engine::builder(store).clock(clock).limits(limits).housekeeping(Housekeeping {
-                reap_interval,
-                sweep_interval: config.sweep.interval,
-                sweep_batch: config.sweep.batch,
-                ..Housekeeping::default()
-            });
-        engine = engine.run_in_callers_task();
-        if let Some(journal) = journal {
-            engine = engine.journal(journal);
-        }
-        let engine = engine.build();
-        engine.count_unknown(interrupted);
-        let draining = CancellationToken::new();
-        let stop_admin = CancellationToken::new();
-        let key_sets = jwks::distinct(config.settings().map(|settings| &settings.policy.tenant));
-        for set in key_sets.clone() {
-            let (connector, clock) = (connector.clone(), Arc::clone(engine.clock()));
-            tokio::spawn(jwks::keep(set, connector, clock, stop_admin.clone()));
-        }
-        let readiness = Readiness::new(engine.clone(), key_sets);
-        let gauges = Arc::<Gauges>::default();
-        let status = admin::Status {
-            readiness,
-            metrics,
-            gauges: Arc::clone(&gauges),
-            draining: draining.clone(),
-        };
-        let api = admin::Api::new(engine.clone(), tenants);
-        let token = config.admin.token.clone();
-        tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
-
-        if let Some(reconciler) = Reconciler::new(&config, &connector, Arc::clone(engine.clock())) {
-            engine.reconcile_with(Arc::new(reconciler), ReconcileOptions::default());
-        }
-        let plans = Arc::new(Plans::new(&config, &connector));
-        let policies = Policies(Arc::clone(&plans));
-        let limits =
-            HttpLimits::default().duplicate_payloads_max(config.gateway.duplicate_payloads_max);
-        let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
-        layer = layer.limits(
-            limits
-                .body_bytes_max(config.limits.max_body_memory)
-                .body_rate_min(config.limits.min_body_rate),
-        );
-        if let Some(place) = shared_velocity {
-            layer = layer.shared_velocity(place);
-        }
-        let layer = layer.around_whole_app().build()?;
-        let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
-        let (clock, keep_alive) = (Arc::clone(engine.clock()), config.gateway.keep_alive);
-        let descriptors = Descriptors::of(&config, cores.count());
-        let gates = descriptors.gates(&config.limits);
-        let gates = Gates::new(gates, plans.upstreams, Arc::clone(&clock));
-        let limits = ServerLimits {
-            places: Arc::new(Semaphore::new(descriptors.connections_max)),
-            configured: Arc::new(config.limits.clone()),
-            gates,
-            keep_alive,
-        };
-        let responses = ResponseMemory::new(config.limits.max_response_memory);
-        let census = Census::new();
-        let memory = (layer.clone(), Arc::clone(&responses));
-        let streams_max = match front {
-            Front::Proxy => config.limits.max_streams,
-            #[cfg(feature = "ext-proc")]
-            Front::Envoy => ext_proc::STREAMS_MAX,
-        };
-        gauges::tell_limits(&config, descriptors, streams_max);
-        gauges.watch(&limits, descriptors, memory, Arc::clone(&census));
-        let upstream_settings = UpstreamSettings {
-            idle_max: descriptors.idle_per_core_max,
-            keep_alive: config.gateway.upstream_keep_alive,
-            ping_interval: config.gateway.upstream_ping_interval,
-        };
-        let server = match front {
-            Front::Proxy => {
-                let edge = |_| {
-                    let proxy = Proxy::new(connector.clone(), upstream_settings, &census);
-                    let inner = layer.layer(proxy);
-                    let (plans, responses) = (Arc::clone(&plans), Arc::clone(&responses));
-                    Arc::new(Edge::new(inner, plans, responses, Arc::clone(&clock)))
-                };
-                let edges = (0..cores.count()).map(edge).collect();
-                let cores_and_edges = (Arc::clone(&cores), edges);
-                Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
-            }
-            #[cfg(feature = "ext-proc")]
-            Front::Envoy => {
-                let edge = |_| {
-                    let proxy = Proxy::new(connector.clone(), upstream_settings, &census);
-                    let (config, gates) = (&config.ext_proc, &limits.gates);
-                    let edge =
-                        ext_proc::EnvoyEdge::new(&layer, &plans, &clock, config, gates, proxy);
-                    Arc::new(edge)
-                };
-                let edges = (0..cores.count()).map(edge).collect();
-                let cores_and_edges = (Arc::clone(&cores), edges);
-                Server::start(listener, tls, cores_and_edges, limits, Arc::clone(&clock))
-            }
-        };
-        Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
-    }
-
     /// The address that clients connect to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
@@ -362,32 +204,9 @@ impl Gateway {
     }
 }
 
-/// The side of the layer that clients are on, and the service behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Front {
-    /// Clients connect here, and requests are forwarded from here.
-    Proxy,
-    /// Clients connect to Envoy, which also forwards.
-    #[cfg(feature = "ext-proc")]
-    Envoy,
-}
-
 /// Ends the threads of the cores, without blocking this one.
 async fn end(cores: Arc<Cores>) {
     let _ended = tokio::task::spawn_blocking(move || drop(cores)).await;
-}
-
-async fn listen(
-    address: SocketAddr,
-    field: &'static str,
-    flag: &'static str,
-) -> Result<TcpListener, StartError> {
-    let listener = TcpListener::bind(address).await;
-    listener.map_err(|source| StartError::Listen { address, field, flag, source })
-}
-
-fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
-    listener.local_addr().unwrap_or(asked)
 }
 
 /// Policies of requests: the edge has found the plan.

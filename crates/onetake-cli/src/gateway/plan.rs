@@ -297,6 +297,8 @@ fn policy_of(settings: &Settings, label: &str, tenants: &mut Tenants) -> layer::
     policy.remember = settings.reconcile.iter().flat_map(remembered_for).collect();
     // The proxy speaks first: it knows whether anything was sent.
     policy.upstream_timeout = policy.upstream_timeout.saturating_add(PROXY_FIRST);
+    // The file was checked, and the layer must not check the longer timeout against the ttl.
+    policy.mark_checked();
     policy
 }
 
@@ -304,8 +306,11 @@ fn policy_of(settings: &Settings, label: &str, tenants: &mut Tenants) -> layer::
 pub(super) mod tests {
     use super::*;
     use crate::config::{Overrides, load};
+    use bytes::Bytes;
+    use http_body_util::Full;
     use onetake_core as core;
     use onetake_http::json::{Pointer, Selection};
+    use tower::{Layer, Service, ServiceExt};
 
     pub(crate) fn plans(file: &str) -> Plans {
         let config = load(Some(file), "test", std::iter::empty(), Overrides::default());
@@ -350,6 +355,29 @@ pub(super) mod tests {
                 ("http://a/".parse().unwrap(), HeaderValue::from_static("a"))
             );
         }
+    }
+
+    /// The margin for the proxy makes the ttl of this route too short for the layer's own check.
+    #[tokio::test]
+    async fn a_route_with_the_shortest_ttl_is_served() {
+        let plans = plans(
+            "[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"POST /\"\non_unknown = \"reconcile\"\n\
+             upstream_timeout = \"10s\"\ngrace = \"10s\"\nttl = \"41s\"\n\
+             reconcile = { request = \"GET http://a/{derived_key}\", timeout = \"100ms\" }\n",
+        );
+        let policy = plans.find(&Method::POST, "/").policy.clone().unwrap();
+        assert_eq!(policy.check().len(), 1, "it would be refused");
+        let builder = layer::OnetakeLayer::builder(core::MemoryStore::new());
+        let layer = builder.resolve(policy).build().unwrap();
+        let upstream = tower::service_fn(|_| async {
+            Ok::<_, std::convert::Infallible>(http::Response::new(Full::<Bytes>::default()))
+        });
+        let request =
+            http::Request::post("/").header("idempotency-key", "a-key-that-is-long-enough");
+        let request = request.body(Full::<Bytes>::default()).unwrap();
+        let mut service = layer.layer(upstream);
+        let response = service.ready().await.unwrap().call(request).await.unwrap();
+        assert_eq!(response.status(), 200);
     }
 
     /// The policy of a route with these lines, as the layer uses it.

@@ -112,19 +112,13 @@ where
 }
 
 /// The error for a store that is not compiled into this build.
-#[cfg(not(all(
-    feature = "sqlite",
-    feature = "postgres",
-    feature = "redis",
-    feature = "dynamodb"
-)))]
 fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
     let feature = match url {
-        StoreUrl::Memory | StoreUrl::Embedded(_) => "default",
         StoreUrl::Sqlite(_) => "sqlite",
         StoreUrl::Postgres(_) => "postgres",
         StoreUrl::Redis(_) => "redis",
         StoreUrl::DynamoDb(_) => "dynamodb",
+        _ => "full",
     };
     let what = format!(
         "this build does not support this store; build onetake with `--features {feature}`"
@@ -227,12 +221,6 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             let store = DynamoStore::open(url.expose(), dynamo_options(config.timeouts)).await;
             Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
         }
-        #[cfg(not(all(
-            feature = "sqlite",
-            feature = "postgres",
-            feature = "redis",
-            feature = "dynamodb"
-        )))]
         other => Err(left_out(OPEN, other)),
     }
 }
@@ -328,7 +316,6 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
         StoreUrl::Memory | StoreUrl::Embedded(_) | StoreUrl::Sqlite(_) | StoreUrl::Redis(_) => {
             Ok("nothing to do: this store creates what it needs when it is opened".to_owned())
         }
-        #[cfg(not(all(feature = "postgres", feature = "dynamodb")))]
         other => Err(left_out(MIGRATE, other)),
     }
 }
@@ -464,12 +451,6 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
             let store = store.map_err(failed(REACH, url))?;
             looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
         }
-        #[cfg(not(all(
-            feature = "sqlite",
-            feature = "postgres",
-            feature = "redis",
-            feature = "dynamodb"
-        )))]
         other => return Err(left_out(REACH, other)),
     };
     Ok(vec![Examined { role: "store", url: config.url.to_string(), diagnosis }])

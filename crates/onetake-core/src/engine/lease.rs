@@ -17,6 +17,7 @@ use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
 use super::renewal::LeaseState;
+use super::report::RepeatedFailure;
 use super::tasks::in_span;
 use super::{Attempt, Engine, EngineError, Inner, Operation, SPANS, never_started};
 
@@ -24,8 +25,6 @@ use super::{Attempt, Engine, EngineError, Inner, Operation, SPANS, never_started
 const RETRY_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a settlement is tried again.
 const RETRY_MAX: Duration = Duration::from_millis(500);
-/// The time between two log lines about the same outcome that cannot be saved.
-const REPORT_PAUSE: Duration = Duration::from_secs(60);
 
 /// A granted claim. The engine renews it until it is settled.
 ///
@@ -385,7 +384,7 @@ async fn write(
     settlement: &Settlement,
 ) -> Result<Settled, EngineError> {
     let mut pause = RETRY_MIN;
-    let mut report_at = Duration::ZERO;
+    let mut unsaved = RepeatedFailure::default();
     loop {
         let asked_at = engine.clock.monotonic();
         let answer = tokio::select! {
@@ -412,9 +411,8 @@ async fn write(
         if error.kind() == StoreErrorKind::Corrupt {
             return Err(error.into());
         }
-        if asked_at >= report_at {
+        if unsaved.count(asked_at).is_some() {
             report(lease_state, &error);
-            report_at = asked_at.saturating_add(REPORT_PAUSE);
         }
         tokio::select! {
             biased;

@@ -23,6 +23,7 @@ mod reconcile;
 mod remote;
 mod renewal;
 mod replays;
+mod report;
 mod resolve;
 mod retry;
 mod run;

@@ -11,9 +11,10 @@ use tokio::sync::Notify;
 use crate::clock::micros;
 use crate::record::{AttemptId, Terms};
 use crate::scope::RecordId;
-use crate::store::{Settled, Settlement, Transition};
+use crate::store::{Settled, Settlement, StoreError, Transition};
 
 use super::Inner;
+use super::report::RepeatedFailure;
 use super::tasks::Tasks;
 
 /// The minimum pause between two renewals of a lease.
@@ -58,6 +59,8 @@ pub(crate) struct LeaseRenewer {
     /// The time of the next wake-up. The renewal task is notified only of a renewal before it.
     armed: AtomicU64,
     wake: Notify,
+    /// Renewals that failed. In an outage those of all leases do, so they are logged together.
+    failed: Mutex<RepeatedFailure>,
     tasks: Tasks,
 }
 
@@ -68,6 +71,7 @@ impl LeaseRenewer {
             sequence: AtomicU64::default(),
             armed: AtomicU64::default(),
             wake: Notify::new(),
+            failed: Mutex::default(),
             tasks,
         }
     }
@@ -112,6 +116,17 @@ impl LeaseRenewer {
         if due < self.armed.load(Ordering::Acquire) {
             self.wake.notify_one();
             self.tasks.hop();
+        }
+    }
+
+    /// Logs that a renewal failed, unless such a line was logged less than a minute ago.
+    fn report(&self, lease_state: &LeaseState, error: &StoreError, now: Duration) {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(failures) = failed.count(now) {
+            tracing::warn!(
+                reference = %lease_state.id.reference(), %error, failures,
+                "a lease could not be renewed; this is tried again. `failures` counts the failed renewals of all leases since the last such line"
+            );
         }
     }
 
@@ -186,7 +201,7 @@ async fn renew(engine: Arc<Inner>, lease_state: Arc<LeaseState>) {
             return;
         }
         Err(error) => {
-            tracing::warn!(reference = %lease_state.id.reference(), %error, "a lease could not be renewed");
+            engine.renewer.report(&lease_state, &error, asked_at);
             lease / 9
         }
     };

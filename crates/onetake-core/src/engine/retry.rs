@@ -17,6 +17,7 @@ use super::operation::{Answer, Attempt, Begin, EngineError};
 
 /// An operation that is about to run again.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Again {
     /// The attempt that is about to run.
     pub attempt: Attempt,

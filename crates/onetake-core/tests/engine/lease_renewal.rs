@@ -1,6 +1,6 @@
 //! Renewal of leases on a store that is slow, or fails occasionally.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -48,6 +48,69 @@ async fn a_renewal_that_fails_is_soon_tried_again() {
         assert!(lease.start().is_ok(), "{second}");
         pass(&clock, SECOND, 1).await;
     }
+}
+
+/// Keeps the field `failures` of each log line that has it.
+#[derive(Clone, Default)]
+struct FailureLines(Arc<Mutex<Vec<u64>>>);
+
+impl tracing::Subscriber for FailureLines {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+impl tracing::field::Visit for FailureLines {
+    fn record_u64(&mut self, field: &tracing::field::Field, value: u64) {
+        if field.name() == "failures" {
+            self.0.lock().unwrap().push(value);
+        }
+    }
+
+    fn record_debug(&mut self, _: &tracing::field::Field, _: &dyn std::fmt::Debug) {}
+}
+
+/// In an outage the renewals of all leases fail, each several times a minute.
+#[tokio::test]
+async fn failed_renewals_have_one_log_line_a_minute() {
+    let lines = FailureLines::default();
+    // If only one subscriber were registered, a log statement that another test's thread reaches
+    // first would be switched off for all threads.
+    let _another = tracing::Dispatch::new(FailureLines::default());
+    let _guard = tracing::subscriber::set_default(lines.clone());
+    let (clock, memory) = memory();
+    let faulty = Faulty::around(memory);
+    let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
+    let mut leases = Vec::new();
+    for key in 0..20 {
+        let Begin::Run(lease) = engine.begin(&long(&key.to_string())).await.unwrap() else {
+            panic!()
+        };
+        leases.push(lease);
+    }
+    faulty.fail_settlements(StoreFault::Unavailable);
+    pass(&clock, SECOND, 200).await;
+    let lines = lines.0.lock().unwrap().clone();
+    // The first renewals are due after ten seconds.
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    assert_eq!(lines[0], 1);
+    assert!(lines[1..].iter().all(|failures| *failures > 200), "{lines:?}");
 }
 
 /// A store whose settlements are slow.

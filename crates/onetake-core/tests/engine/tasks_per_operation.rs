@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    Begin, Engine, Executed, Lease, Limits, MemoryStore, Outcome, Recording, Settling, SystemClock,
-    SystemRng, Verdict, Work,
+    Answer, Begin, Engine, Executed, Lease, Limits, MemoryStore, Outcome, Recording, Settlement,
+    Settling, Store, SystemClock, SystemRng, Verdict, Work, delegate_store,
 };
 use tokio::runtime::Handle;
+use tokio::sync::{Notify, Semaphore};
 
-use crate::operation;
+use crate::{engine_on, memory, operation, settle_down};
 
 fn engine() -> Engine {
     let store = Arc::new(MemoryStore::new());
@@ -56,6 +60,90 @@ async fn an_operation_in_its_callers_task_takes_none() {
     assert!(matches!(ran, Outcome::Ran(Settling::Recorded(_))));
     // One message: the first lease of an idle engine wakes the task that renews leases.
     assert_eq!(since(&engine, before), (0, 1));
+}
+
+#[tokio::test]
+async fn a_replay_from_the_store_takes_one_task_and_one_message() {
+    let store = MemoryStore::new();
+    let [first, second] = [(); 2].map(|()| Engine::new(Arc::new(store.clone())));
+    let paid = |_| async { Verdict::Complete(Recording::new("paid")) };
+    assert!(matches!(first.run(operation("a"), paid).await.unwrap(), Outcome::Ran(_)));
+    settle_down().await;
+    let before = second.traffic();
+    let replayed = second.run(operation("a"), |_| async { Verdict::Release }).await.unwrap();
+    assert!(matches!(replayed, Outcome::Answered(Answer::Replay(_))), "{replayed:?}");
+    assert_eq!(since(&second, before), (1, 1));
+}
+
+/// A store that writes a batch for each permit.
+#[derive(Debug)]
+struct Gated {
+    memory: Arc<MemoryStore>,
+    gate: Semaphore,
+}
+
+impl Store for Gated {
+    delegate_store!(self => self.memory; name, load, due, sweep, ready, close);
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            self.gate.acquire().await.unwrap().forget();
+            self.memory.claim(batch).await
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            self.gate.acquire().await.unwrap().forget();
+            self.memory.settle(batch).await
+        }
+        .boxed()
+    }
+}
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Gated, self => self.memory);
+
+#[tokio::test]
+async fn a_fresh_operation_that_waits_for_a_busy_store_takes_one_task_and_three_messages() {
+    let (clock, memory) = memory();
+    let store = Arc::new(Gated { memory, gate: Semaphore::new(1) });
+    let limits = Limits { writers_max: 1, ..Limits::default() };
+    let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, limits);
+    // A lease that is already renewed: the others need not wake the task that renews leases.
+    let Begin::Run(renewed) = engine.begin(&operation("renewed")).await.unwrap() else { panic!() };
+    settle_down().await;
+    let start = |key: &str| {
+        let finish = Arc::new(Notify::new());
+        let (engine, asked, finished) = (engine.clone(), operation(key), Arc::clone(&finish));
+        let running = tokio::spawn(async move {
+            let work = move |_| async move {
+                finished.notified().await;
+                Verdict::Complete(Recording::new("paid"))
+            };
+            engine.run(asked, work).await.unwrap()
+        });
+        (finish, running)
+    };
+    let (finish_other, other) = start("other");
+    settle_down().await;
+    let before = engine.traffic();
+    let (finish, measured) = start("measured");
+    settle_down().await;
+    // The claim goes behind that of the other operation, and so does the settlement.
+    store.gate.add_permits(2);
+    settle_down().await;
+    finish_other.notify_one();
+    settle_down().await;
+    finish.notify_one();
+    settle_down().await;
+    store.gate.add_permits(2);
+    for running in [other, measured] {
+        assert!(matches!(running.await.unwrap(), Outcome::Ran(Settling::Recorded(_))));
+    }
+    // Beside the operation's own task, each of the two lanes has one for what waited in it.
+    assert_eq!(since(&engine, before), (1 + 2, 3));
+    drop(renewed);
 }
 
 #[tokio::test]

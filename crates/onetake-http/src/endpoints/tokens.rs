@@ -51,6 +51,9 @@ where
         let detail = "No route accepts issued keys for this `method` and `path`. Check both, or create the key yourself.";
         return refused(Problem::new(Code::RequestBodyInvalid, detail));
     };
+    if let Err(problem) = shared.check_policy(&policy, &wanted.method) {
+        return policy.problem_format().tell_with(problem, None, rng);
+    }
     match policy.tenant.resolve(parts, &**clock).await {
         Err(problem) => {
             if let Some(advice) = problem.advice() {

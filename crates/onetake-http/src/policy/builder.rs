@@ -29,9 +29,8 @@ impl Policy {
 
     /// Returns the values of a preset; later calls override them.
     ///
-    /// With `Preset::Payment`, [`tenant`](Self::tenant) must be called too. [`check`](Self::check)
-    /// reports a policy without it, because a wrong guess could mix payments of two customers. In a
-    /// policy that is never checked, the tenant is [`Tenant::Credential`]. The presets of webhook
+    /// With `Preset::Payment`, [`tenant`](Self::tenant) must be called too. A policy without it is
+    /// refused, because a wrong guess could mix payments of two customers. The presets of webhook
     /// senders, such as `Preset::Github`, need a tenant, too: see [`key_from`](Self::key_from).
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
@@ -162,11 +161,14 @@ impl Policy {
         self
     }
 
-    /// Sets the lease: the time that an attempt may run before it must renew. It also sets the
-    /// grace to the same time; call [`grace`](Self::grace) afterwards for another one.
+    /// Sets the lease: the time that an attempt may run before it must renew. The grace is as long
+    /// as the lease, unless [`grace`](Self::grace) or [`terms`](Self::terms) sets another one.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
-        (self.terms.lease, self.terms.grace) = (lease, lease);
+        self.terms.lease = lease;
+        if !self.is_grace_set.0 {
+            self.terms.grace = lease;
+        }
         self
     }
 
@@ -175,6 +177,7 @@ impl Policy {
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.terms.grace = grace;
+        self.is_grace_set.0 = true;
         self
     }
 
@@ -182,6 +185,7 @@ impl Policy {
     #[must_use]
     pub fn terms(mut self, terms: Terms) -> Self {
         self.terms = terms;
+        self.is_grace_set.0 = true;
         self.promising_what_it_keeps()
     }
 

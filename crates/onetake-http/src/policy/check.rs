@@ -78,6 +78,11 @@ impl Mistake {
     pub(crate) fn of_route(self, route: &str) -> Self {
         Self { route: route.to_owned(), ..self }
     }
+
+    /// The mistake and its correction in one line.
+    fn to_line(&self) -> String {
+        self.to_string().replace("\n    ", " (") + ")"
+    }
 }
 
 impl fmt::Display for Mistake {
@@ -130,7 +135,8 @@ impl Policy {
     /// values that contradict each other.
     ///
     /// `onetake check`, [`Routes::build`](crate::Routes::build) and
-    /// [`OnetakeLayer::builder`](crate::OnetakeLayer::builder) call it.
+    /// [`OnetakeLayer::builder`](crate::OnetakeLayer::builder) call it. A policy from a closure
+    /// ([`LayerBuilder::resolve`](crate::LayerBuilder::resolve)) is checked at its first request.
     #[must_use]
     pub fn check(&self) -> Vec<Mistake> {
         let mut found = self.mistakes.clone();
@@ -138,6 +144,31 @@ impl Policy {
         self.check_values(&mut found);
         self.check_times(&mut found);
         found
+    }
+
+    /// Returns true if the policy has no mistakes. The first call checks the policy, and logs its
+    /// mistakes as one error. Later calls cost one atomic load.
+    pub(crate) fn is_valid(&self) -> bool {
+        let mistakes = self.checked.0.get_or_init(|| {
+            let mistakes = self.check();
+            if !mistakes.is_empty() {
+                let lines: Vec<String> = mistakes.iter().map(Mistake::to_line).collect();
+                tracing::error!(
+                    route = self.label,
+                    mistakes = lines.join("; "),
+                    "a policy from `LayerBuilder::resolve` has mistakes, so its requests are refused with 500. Call `Policy::check` where the policy is made, or use Routes: then the mistakes are found at start"
+                );
+            }
+            mistakes
+        });
+        mistakes.is_empty()
+    }
+
+    /// Marks the policy as checked, so that the layer does not check it again. It is for sources of
+    /// policies that check them themselves. A clone is not marked.
+    #[doc(hidden)]
+    pub fn mark_checked(&self) {
+        let _already = self.checked.0.set(Vec::new());
     }
 
     /// True if keys can be guessed and the policy does not name the tenant that owns them.

@@ -5,6 +5,7 @@ mod check;
 mod key;
 mod preset;
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use http::Method;
@@ -125,15 +126,36 @@ pub struct Policy {
     /// Mistakes that the builder methods found.
     mistakes: Vec<Mistake>,
     /// The statuses that `record`, `release` and `mark_unknown` named.
-    listed: Listed,
+    listed: Uncompared<Vec<(StatusPattern, Disposition)>>,
+    /// True if the grace was set. Otherwise it follows the lease.
+    is_grace_set: Uncompared<bool>,
+    /// The result of the check of this policy, which happens once.
+    checked: Checked,
 }
 
-/// Statuses with the list that named them. It is no part of the comparison of policies: two
+/// A fact about the calls that made a policy. It is no part of the comparison of policies: two
 /// policies with the same rules are equal, whichever calls made them.
-#[derive(Clone, Debug, Default)]
-struct Listed(Vec<(StatusPattern, Disposition)>);
+#[derive(Clone, Copy, Debug, Default)]
+struct Uncompared<T>(T);
 
-impl PartialEq for Listed {
+impl<T> PartialEq for Uncompared<T> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+/// The mistakes of a policy, once it was checked. It is no part of the comparison of policies. A
+/// clone is not checked, because builder methods can change it.
+#[derive(Debug, Default)]
+struct Checked(OnceLock<Vec<Mistake>>);
+
+impl Clone for Checked {
+    fn clone(&self) -> Self {
+        Self::default()
+    }
+}
+
+impl PartialEq for Checked {
     fn eq(&self, _: &Self) -> bool {
         true
     }
@@ -209,7 +231,9 @@ impl Default for Policy {
             request_timeout: Duration::from_secs(30),
             is_tenant_guessed: false,
             mistakes: Vec::new(),
-            listed: Listed::default(),
+            listed: Uncompared::default(),
+            is_grace_set: Uncompared::default(),
+            checked: Checked::default(),
         }
     }
 }

@@ -121,10 +121,12 @@ impl Routes {
             if policy.label == Policy::new().label {
                 policy.label = pattern.to_string();
             }
+            policy.mark_checked();
             routes.push((pattern, Arc::new(policy)));
         }
         if let Some(fallback) = &self.fallback {
             mistakes.extend(fallback.check().into_iter().map(|it| it.of_route("fallback")));
+            fallback.mark_checked();
         }
         PolicyError::unless_empty(mistakes)?;
         Ok(RouteTable { routes, fallback: self.fallback.map(Arc::new) })
@@ -169,6 +171,28 @@ impl RouteTable {
     /// Returns all policies, the fallback last.
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
         self.routes.iter().map(|(_, policy)| policy).chain(&self.fallback)
+    }
+}
+
+/// Routes that [`LayerBuilder::routes`](crate::LayerBuilder::routes) takes: [`Routes`], or a
+/// [`RouteTable`] that was built before.
+pub trait IntoRouteTable {
+    /// Returns the checked table.
+    ///
+    /// # Errors
+    /// Every mistake in the routes.
+    fn into_route_table(self) -> Result<RouteTable, PolicyError>;
+}
+
+impl IntoRouteTable for Routes {
+    fn into_route_table(self) -> Result<RouteTable, PolicyError> {
+        self.build()
+    }
+}
+
+impl IntoRouteTable for RouteTable {
+    fn into_route_table(self) -> Result<RouteTable, PolicyError> {
+        Ok(self)
     }
 }
 

@@ -116,7 +116,8 @@ async fn a_member_of_the_body_names_the_operation() {
     let api = Api::default();
     let store = MemoryStore::new();
     let source = KeySource::json("/transfer/client_reference");
-    let router = api.on(&store, Policy::new().key_from(source), Secrets::default());
+    let router =
+        api.on(&store, Policy::new().tenant("public").key_from(source), Secrets::default());
     let transfer = |reference: &str, amount: u32| {
         format!("{{\"transfer\":{{\"client_reference\":{reference},\"amount\":{amount}}}}}")
     };
@@ -148,7 +149,7 @@ async fn a_member_of_the_body_names_the_operation() {
 async fn an_optional_member_that_is_absent_names_nothing() {
     let api = Api::default();
     let store = MemoryStore::new();
-    let mut policy = Policy::new().key_from(KeySource::json("/id"));
+    let mut policy = Policy::new().tenant("public").key_from(KeySource::json("/id"));
     policy.key.required = false;
     let router = api.on(&store, policy, Secrets::default());
     for _ in 0..2 {
@@ -165,7 +166,8 @@ async fn parts_of_the_body_name_the_operation() {
     let api = Api::default();
     let parts = ["/merchant_id", "/order_id", "/attempt_seq"];
     let json = FingerprintMode::Json(Selection::Exclude(vec![pointer("/sent_at")]));
-    let policy = Policy::new().key_from(KeySource::derive(parts)).fingerprint(json);
+    let policy = Policy::new().tenant("public").key_from(KeySource::derive(parts));
+    let policy = policy.fingerprint(json);
     let router = api.with(policy);
     let order = |merchant: &str, order: u32, attempt: u32, at: u32| {
         format!(

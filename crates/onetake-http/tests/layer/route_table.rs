@@ -12,7 +12,7 @@ use http::{Method, Request};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
-use onetake_core::{Clock, MemoryStore, OnUnknown, SystemClock};
+use onetake_core::{Clock, MemoryStore, OnUnknown, SystemClock, Terms};
 use onetake_http::policy::TENANT_NOT_NAMED;
 use onetake_http::{
     FingerprintMode, InFlight, KeyFormat, KeySource, OnetakeLayer, PathCase, Policy, PolicyError,
@@ -101,6 +101,21 @@ fn all_mistakes_are_told_at_once() {
     {
         assert!(text.contains(said), "{text}");
     }
+}
+
+#[test]
+fn the_order_of_lease_and_grace_does_not_matter() {
+    let [lease, grace, longer] = [10, 20, 90].map(Duration::from_secs);
+    let times = |policy: Policy| (policy.terms.lease, policy.terms.grace);
+    let new = Policy::new;
+    assert_eq!(times(new().lease(lease).grace(grace)), (lease, grace));
+    assert_eq!(times(new().grace(grace).lease(lease)), (lease, grace));
+    assert_eq!(times(new().lease(lease)), (lease, lease), "the grace follows the lease");
+    assert_eq!(times(new().lease(longer).lease(lease)), (lease, lease));
+    let terms = Terms { lease, grace, ..Terms::default() };
+    assert_eq!(times(new().terms(terms).lease(longer)), (longer, grace));
+    assert_eq!(times(new().lease(longer).terms(terms)), (lease, grace));
+    assert_eq!(new().lease(lease).grace(grace), new().grace(grace).lease(lease));
 }
 
 #[tokio::test]

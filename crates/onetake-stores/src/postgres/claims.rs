@@ -45,9 +45,9 @@ impl Batched for Claim {
         let origins: Vec<&[u8]> = origins.iter().map(AsRef::as_ref).collect();
         let in_touch = store.in_touch();
         let manner_column: i16 = match manner {
-            LockMode::Quick => 0,
-            LockMode::Together => 1,
-            LockMode::Alone(_) => 2,
+            LockMode::Quick => codes::lock::QUICK,
+            LockMode::Together => codes::lock::TOGETHER,
+            LockMode::Alone(_) => codes::lock::ALONE,
         };
         let rows = link
             .query(

@@ -1,4 +1,5 @@
-//! The numbers and words by which columns and parameters hold states, rules, verbs and causes.
+//! The numbers and words by which columns and parameters hold states, rules, verbs and causes, and the
+//! other constants that SQL shares with Rust.
 //!
 //! The functions in the database get them as placeholders, such as `{{RUNNING}}`: see
 //! [`PLACEHOLDERS`]. They are in tables and in migrations that were released, so none of them may
@@ -6,6 +7,7 @@
 
 use onetake_core::OnUnknown;
 
+use super::finish::{SAVEPOINT_SQLSTATE, STALE_SQLSTATE};
 use crate::{outbox_codes, state_names};
 
 /// The state of a running record, for statements that are made of literals.
@@ -15,7 +17,26 @@ macro_rules! running {
     };
 }
 
-pub(super) use running;
+/// The kind of a row with the current record of an item that was not done, for statements that are
+/// made of literals.
+macro_rules! row_stands {
+    () => {
+        1
+    };
+}
+
+/// The longest time from reading the clock to the first write of a claim whose time the mark of the
+/// watch covers, in microseconds, for statements that are made of literals: see `version_2.sql`.
+macro_rules! watch_margin {
+    () => {
+        3_000_000
+    };
+}
+
+pub(super) use {row_stands, running, watch_margin};
+
+/// See [`watch_margin`].
+const WATCH_MARGIN: i64 = watch_margin!();
 
 // The column `state`.
 pub(super) const RUNNING: i64 = running!();
@@ -34,6 +55,20 @@ pub(super) mod verb {
     pub(crate) const EXPIRE_LEASE: i16 = 5;
     pub(crate) const FORGET: i16 = 6;
     pub(crate) const POSTPONE_RECONCILE: i16 = 7;
+}
+
+/// The behaviour towards locked rows, as the parameter `manner` of the function that claims.
+pub(super) mod lock {
+    pub(crate) const QUICK: i16 = 0;
+    pub(crate) const TOGETHER: i16 = 1;
+    pub(crate) const ALONE: i16 = 2;
+}
+
+/// The kinds of rows in answers.
+pub(super) mod row {
+    pub(crate) const DONE: i16 = 0;
+    pub(crate) const STANDS: i16 = row_stands!();
+    pub(crate) const ALL_DONE: i16 = 2;
 }
 
 // The function that settles writes these verbs as the state that they lead to.
@@ -77,7 +112,7 @@ pub(super) enum Code {
 }
 
 /// The placeholders in the files of SQL, and their values.
-pub(super) const PLACEHOLDERS: [(&str, Code); 30] = [
+pub(super) const PLACEHOLDERS: [(&str, Code); 39] = [
     ("{{RUNNING}}", Code::Number(RUNNING)),
     ("{{COMPLETED}}", Code::Number(COMPLETED)),
     ("{{FAILED}}", Code::Number(FAILED)),
@@ -100,6 +135,15 @@ pub(super) const PLACEHOLDERS: [(&str, Code); 30] = [
     ("{{VERB_EXPIRE_LEASE}}", Code::Number(verb::EXPIRE_LEASE as i64)),
     ("{{VERB_FORGET}}", Code::Number(verb::FORGET as i64)),
     ("{{VERB_POSTPONE_RECONCILE}}", Code::Number(verb::POSTPONE_RECONCILE as i64)),
+    ("{{LOCK_QUICK}}", Code::Number(lock::QUICK as i64)),
+    ("{{LOCK_TOGETHER}}", Code::Number(lock::TOGETHER as i64)),
+    ("{{LOCK_ALONE}}", Code::Number(lock::ALONE as i64)),
+    ("{{ROW_DONE}}", Code::Number(row::DONE as i64)),
+    ("{{ROW_STANDS}}", Code::Number(row::STANDS as i64)),
+    ("{{ROW_ALL_DONE}}", Code::Number(row::ALL_DONE as i64)),
+    ("{{WATCH_MARGIN}}", Code::Number(WATCH_MARGIN)),
+    ("{{STALE_SQLSTATE}}", Code::Word(STALE_SQLSTATE)),
+    ("{{SAVEPOINT_SQLSTATE}}", Code::Word(SAVEPOINT_SQLSTATE)),
     ("{{LEASE_ENDED}}", Code::Word(LEASE_ENDED)),
     ("{{FRESH}}", Code::Number(outbox_codes::FRESH as i64)),
     ("{{DELIVERED}}", Code::Number(outbox_codes::DELIVERED as i64)),

@@ -6,6 +6,8 @@ use tokio_postgres::types::{ToSql, Type};
 
 /// The SQLSTATE of a stale completion. Its transaction cannot commit.
 pub const STALE_SQLSTATE: &str = "OT001";
+/// The SQLSTATE of a completion behind a savepoint. Its transaction cannot commit either.
+pub(super) const SAVEPOINT_SQLSTATE: &str = "OT002";
 
 /// See `transactions.sql`.
 pub(super) const FINISH: &str = "SELECT onetake_finish_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";

@@ -15,9 +15,9 @@
 --   counts_until  the time, by this clock, until which in_touch may be used: a statement that was
 --                 stuck in a broken network is executed when the network recovers, and by then the
 --                 contact was interrupted
---   manner        0: quick, and fails as a whole (unique_violation) if another transaction inserts
---                 one of the keys meanwhile; 1: takes what is free, and skips locked rows;
---                 2: waits for locked rows, for single keys
+--   manner        {{LOCK_QUICK}}: quick, and fails as a whole (unique_violation) if another transaction inserts
+--                 one of the keys meanwhile; {{LOCK_TOGETHER}}: takes what is free, and skips locked rows;
+--                 {{LOCK_ALONE}}: waits for locked rows, for single keys
 
 -- True if the owner of a running record may be replaced: its lease and grace have ended, and the
 -- caller has been in contact for a whole grace, so that an owner that could not reach the server
@@ -39,8 +39,8 @@ CREATE FUNCTION onetake_free_1 (
                  OR (state = {{RUNNING}} AND state_at + grace <= at AND grace <= in_touch)))
 $$;
 
--- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a
--- grant, one of kind 1 is the current record, and a single one of kind 2 grants all of them:
+-- Claims keys, each at most once in a call and in the order of their ids. A row of kind {{ROW_DONE}} is a
+-- grant, one of kind {{ROW_STANDS}} is the current record, and a single one of kind {{ROW_ALL_DONE}} grants all of them:
 -- r_number is the fence. A key without a row was held by another transaction and must be sent
 -- again.
 CREATE FUNCTION onetake_claim_1 (
@@ -74,7 +74,7 @@ BEGIN
     -- Inserts the absent records. Only this statement can wait, for an uncommitted row of another
     -- transaction. ON CONFLICT looks up, locks and confirms every key once more, so the usual case
     -- does without it.
-    IF manner = 0 THEN
+    IF manner = {{LOCK_QUICK}} THEN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
@@ -98,7 +98,7 @@ BEGIN
     END IF;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count = cardinality(ids) THEN
-        r_kind := 2;
+        r_kind := {{ROW_ALL_DONE}};
         r_now := v_now;
         r_number := v_fence;
         RETURN NEXT;
@@ -106,7 +106,7 @@ BEGIN
     END IF;
 
     -- Locks the records that can be taken, and decides again under the lock.
-    IF manner = 2 THEN
+    IF manner = {{LOCK_ALONE}} THEN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
               FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
@@ -155,7 +155,7 @@ BEGIN
 
     -- The new grants, and the other records as they are.
     RETURN QUERY
-    SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
+    SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN {{ROW_DONE}} ELSE {{ROW_STANDS}} END::smallint,
            v_now, record.fence, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
                  record.created_at, record.state_at, record.claimed_at, record.ask_at],
@@ -170,7 +170,7 @@ END $$;
 
 -- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: {{VERB_RENEW}} renew,
 -- {{VERB_COMPLETE}} complete, {{VERB_FAIL}} fail, {{VERB_RELEASE}} release, {{VERB_UNKNOWN}} unknown, {{VERB_EXPIRE_LEASE}} abandon, {{VERB_FORGET}} forget, {{VERB_POSTPONE_RECONCILE}} defer for the given hold. A row
--- of kind 0 means that it was done. Rows of kind 1, if there are any, show all current records of
+-- of kind {{ROW_DONE}} means that it was done. Rows of kind {{ROW_STANDS}}, if there are any, show all current records of
 -- the call, with their expiry, from which the caller derives why the others were not done. These
 -- records are locked, so that this commit waits for every standby that theirs did not wait for: a
 -- record that was settled before, by a statement whose answer was lost, is then really durable.
@@ -237,7 +237,7 @@ BEGIN
              WHEN {{VERB_FORGET}} THEN record.state <> {{RUNNING}}
              WHEN {{VERB_POSTPONE_RECONCILE}} THEN record.state = {{UNKNOWN}} AND record.on_unknown = {{ON_UNKNOWN_RECONCILE}} AND record.ask_at <= v_now
              ELSE record.state IN ({{RUNNING}}, {{UNKNOWN}}) END
-    RETURNING 0::smallint, v_now, NULL::bigint, record.id,
+    RETURNING {{ROW_DONE}}::smallint, v_now, NULL::bigint, record.id,
               ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
                     record.created_at, record.state_at, record.claimed_at, record.ask_at],
               ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
@@ -248,7 +248,7 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT 1::smallint, v_now, record.expires_at, record.id,
+    SELECT {{ROW_STANDS}}::smallint, v_now, record.expires_at, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
                  record.created_at, record.state_at, record.claimed_at, record.ask_at],
            ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),

@@ -79,9 +79,9 @@ pub(super) struct Texts<'a> {
 impl RecordRow {
     pub(super) fn read(row: Row) -> Result<Self, StoreError> {
         let kind = match get::<i16>(&row, KIND)? {
-            0 => RowKind::Done,
-            1 => RowKind::Stands,
-            2 => RowKind::AllDone,
+            codes::row::DONE => RowKind::Done,
+            codes::row::STANDS => RowKind::Stands,
+            codes::row::ALL_DONE => RowKind::AllDone,
             _ => return Err(odd("kind")),
         };
         let now = timestamp(get(&row, NOW)?);

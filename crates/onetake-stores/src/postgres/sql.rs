@@ -6,6 +6,8 @@
 //! `clock` is evaluated before anything is written, because every write needs its `now`. It also
 //! limits, for this statement alone, the wait for another transaction.
 
+use super::codes::row_stands;
+
 /// The server's clock. Times are microseconds since the epoch. `$1` is the offset that tests add,
 /// and `$2` the longest wait for another transaction's lock.
 macro_rules! clock {
@@ -75,7 +77,9 @@ pub(super) const SETTLE: &str =
 pub(super) const LOAD: &str = concat!(
     "WITH ",
     clock!(),
-    " SELECT 1::smallint, clock.now, NULL::bigint, record.id,
+    " SELECT ",
+    row_stands!(),
+    "::smallint, clock.now, NULL::bigint, record.id,
              ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
                    record.created_at, record.state_at, record.claimed_at, record.ask_at],
              ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),

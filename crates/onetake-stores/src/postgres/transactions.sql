@@ -1,5 +1,5 @@
 -- Mode T: the last statement of a transaction that completes its own operation. It writes the
--- messages and the outcome, or fails with OT001. After that the transaction cannot commit, even if
+-- messages and the outcome, or fails with {{STALE_SQLSTATE}}. After that the transaction cannot commit, even if
 -- the COMMIT was sent already. It returns nothing, so that there is no result that a caller could
 -- ignore.
 --
@@ -53,10 +53,10 @@ BEGIN
     IF FOUND AND v_by <> pg_current_xact_id()::xid THEN
         -- After a savepoint, the completion could be rolled back and the effects committed.
         RAISE EXCEPTION 'onetake: an operation is finished in its transaction, and not behind a savepoint in it'
-            USING ERRCODE = 'OT002';
+            USING ERRCODE = '{{SAVEPOINT_SQLSTATE}}';
     END IF;
     IF v_by IS NULL THEN
         RAISE EXCEPTION 'onetake: this attempt does not own its key any more, so its transaction is rolled back'
-            USING ERRCODE = 'OT001';
+            USING ERRCODE = '{{STALE_SQLSTATE}}';
     END IF;
 END $$;

@@ -14,8 +14,8 @@ CREATE FUNCTION onetake_free_2 (
                           OR (state = {{RUNNING}} AND state_at + grace <= at AND grace <= in_touch) END)
 $$;
 
--- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
--- one of kind 1 is the current record, and a single one of kind 2 grants all of them: r_number is the
+-- Claims keys, each at most once in a call and in the order of their ids. A row of kind {{ROW_DONE}} is a grant,
+-- one of kind {{ROW_STANDS}} is the current record, and a single one of kind {{ROW_ALL_DONE}} grants all of them: r_number is the
 -- fence. A key without a row was locked by another transaction and must be sent again.
 --
 -- A claim is idempotent by its attempt. A claim that is sent again is granted again while its attempt
@@ -54,7 +54,7 @@ BEGIN
     -- Inserts the absent records. Only this statement can wait, for an uncommitted row of another
     -- transaction. ON CONFLICT looks up, locks and confirms every key once more, so the usual case
     -- does without it.
-    IF manner = 0 THEN
+    IF manner = {{LOCK_QUICK}} THEN
         INSERT INTO onetake_records
             (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
@@ -89,10 +89,10 @@ BEGIN
     END IF;
     IF v_count = cardinality(ids) THEN
         IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
-           NOT BETWEEN v_now AND v_now + 3000000 THEN
+           NOT BETWEEN v_now AND v_now + {{WATCH_MARGIN}} THEN
             PERFORM onetake_watch_claims_1(v_now, ids, attempts);
         END IF;
-        r_kind := 2;
+        r_kind := {{ROW_ALL_DONE}};
         r_now := v_now;
         r_number := v_fence;
         RETURN NEXT;
@@ -100,7 +100,7 @@ BEGIN
     END IF;
 
     -- Locks the records that can be taken, and decides again under the lock.
-    IF manner = 2 THEN
+    IF manner = {{LOCK_ALONE}} THEN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
               FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
@@ -159,14 +159,14 @@ BEGIN
     END IF;
 
     IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
-       NOT BETWEEN v_now AND v_now + 3000000 THEN
+       NOT BETWEEN v_now AND v_now + {{WATCH_MARGIN}} THEN
         PERFORM onetake_watch_claims_1(v_now, ids, attempts);
     END IF;
 
     -- The new and the repeated grants, and the other records as they are.
     RETURN QUERY
     SELECT CASE WHEN record.attempt = asked.attempt AND record.state = {{RUNNING}} AND record.fingerprint = asked.fingerprint
-                     AND (record.claimed_at = v_now OR record.id = ANY (v_mine)) THEN 0 ELSE 1 END::smallint,
+                     AND (record.claimed_at = v_now OR record.id = ANY (v_mine)) THEN {{ROW_DONE}} ELSE {{ROW_STANDS}} END::smallint,
            v_now, record.fence, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
                  record.created_at, record.state_at, record.claimed_at, record.ask_at],

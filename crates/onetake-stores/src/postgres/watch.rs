@@ -15,7 +15,7 @@ use tokio_postgres::types::Type;
 
 use super::PostgresStore;
 use super::batch::LOCK_TIMEOUT;
-use super::codes::running;
+use super::codes::{running, watch_margin};
 use super::rows::{get, timestamp};
 use super::sql::clock;
 use super::statement_error::{Effect, StatementError};
@@ -102,7 +102,9 @@ const WATCH_SETTLED: &str = concat!(
     ",
     last AS MATERIALIZED (
       SELECT CASE WHEN watch.settled_until > clock.now THEN 0 ELSE watch.settled_until END AS settled_until,
-             watch.mark_at - 3000000 AS visible_until,
+             watch.mark_at - ",
+    watch_margin!(),
+    " AS visible_until,
              watch.mark_at > clock.now OR watch.mark_xid >= pg_snapshot_xmax(pg_current_snapshot()) AS is_odd
         FROM clock, onetake_watch AS watch
        WHERE watch.mark_at > clock.now OR watch.mark_xid >= pg_snapshot_xmax(pg_current_snapshot())

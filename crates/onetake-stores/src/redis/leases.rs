@@ -11,6 +11,7 @@ use redis::Value;
 use super::RedisStore;
 use super::errors::wrote_nothing;
 use super::record::ScriptReply;
+use super::scripts::ABSENT;
 
 impl RedisStore {
     /// Returns the records that are due, the longest due first.
@@ -90,7 +91,7 @@ impl RedisStore {
         for (id, answer) in ids.into_iter().zip(self.connection.run(&loads, None).await) {
             // An unreadable record stays where it is. It affects its key alone.
             let Ok(Ok(answer)) = answer.map(ScriptReply::read) else { continue };
-            if answer.word.as_ref() == b"absent" {
+            if answer.word == ABSENT {
                 stale.push(id);
                 continue;
             }

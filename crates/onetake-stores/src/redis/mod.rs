@@ -328,7 +328,7 @@ impl Sealing for RedisStore {
 
 fn read_claimed(id: RecordId, answer: Value) -> Result<Claimed, DecodeError> {
     let mut answer = ScriptReply::read(answer)?;
-    if answer.word.as_ref() == b"granted" {
+    if answer.word == scripts::GRANTED {
         return Ok(Claimed::Granted { fence: Fence::new(answer.number("fence")?) });
     }
     let (now, record) = answer.record(id, &Bytes::new())?;
@@ -337,7 +337,7 @@ fn read_claimed(id: RecordId, answer: Value) -> Result<Claimed, DecodeError> {
 
 fn read_settled(id: RecordId, sent: &Bytes, answer: Value) -> Result<Settled, DecodeError> {
     let answer = ScriptReply::read(answer)?;
-    let done = answer.word.as_ref() == b"done";
+    let done = answer.word == scripts::DONE;
     if !done && answer.is_empty() {
         return Ok(Settled::Stale { current: None });
     }
@@ -348,7 +348,7 @@ fn read_settled(id: RecordId, sent: &Bytes, answer: Value) -> Result<Settled, De
 
 fn read_loaded(id: RecordId, answer: Value) -> Result<Option<Arc<Record>>, DecodeError> {
     let answer = ScriptReply::read(answer)?;
-    if answer.word.as_ref() == b"absent" {
+    if answer.word == scripts::ABSENT {
         return Ok(None);
     }
     let (_, record) = answer.record(id, &Bytes::new())?;

@@ -16,6 +16,9 @@ use redis::Value;
 
 use crate::state_names;
 
+/// The version of a record's fields, in its field `v`.
+pub(super) const VERSION: &str = "1";
+
 /// A script's answer.
 #[derive(Debug)]
 pub(super) struct ScriptReply {

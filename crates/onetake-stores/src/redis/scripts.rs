@@ -59,6 +59,14 @@ fn constants() -> String {
         ("EXPIRE_LEASE", EXPIRE_LEASE),
         ("POSTPONE_RECONCILE", POSTPONE_RECONCILE),
         ("FORGET", FORGET),
+        ("RECORD_VERSION", record::VERSION),
+        ("GRANTED", GRANTED),
+        ("FOUND", FOUND),
+        ("STALE", STALE),
+        ("DONE", DONE),
+        ("ABSENT", ABSENT),
+        ("DUE_LEASES", DUE_LEASES),
+        ("DUE_ASKS", DUE_ASKS),
     ];
     let words: String =
         words.iter().map(|(name, word)| format!("local {name} = '{word}'\n")).collect();
@@ -73,6 +81,17 @@ const RENEW: &str = "renew";
 const EXPIRE_LEASE: &str = "abandon";
 const POSTPONE_RECONCILE: &str = "defer";
 const FORGET: &str = "forget";
+
+// The first words of replies.
+pub(super) const GRANTED: &str = "granted";
+const FOUND: &str = "found";
+const STALE: &str = "stale";
+pub(super) const DONE: &str = "done";
+pub(super) const ABSENT: &str = "absent";
+
+// The parts of the sorted set of leases that a search reads.
+const DUE_LEASES: &str = "leases";
+const DUE_ASKS: &str = "asks";
 
 /// The number of shards.
 const SHARDS: u16 = 256;
@@ -178,8 +197,8 @@ impl Scripts {
         let one = |shard| {
             self.run(&self.due, &[self.leases(shard)]).arg(self.shift()).arg(limit.to_string()).arg(
                 match which {
-                    Due::LeaseEnd => "leases",
-                    Due::Reconcile => "asks",
+                    Due::LeaseEnd => DUE_LEASES,
+                    Due::Reconcile => DUE_ASKS,
                 },
             )
         };

@@ -17,7 +17,9 @@ use super::command::RedisCommand;
 use super::connection::{Connection, ConnectionOptions};
 use super::url::Address;
 
-const SCRIPT: &str = include_str!("scripts/velocity.lua");
+// The verbs of the script. Any other word than `TAKE` gives back.
+const TAKE: &str = "take";
+const GIVE_BACK: &str = "give back";
 /// The longest timeout of an answer. Every new operation waits for it.
 const PATIENCE_MAX: Duration = Duration::from_millis(100);
 
@@ -38,6 +40,7 @@ impl RedisVelocity {
     /// # Errors
     /// If the URL is wrong.
     pub async fn open(url: &str, options: RedisOptions) -> Result<Self, StoreError> {
+        let script = script();
         let (address, _waits) = Address::parse(url, super::URL_OPTIONS)?;
         let connection = Connection::new(
             address,
@@ -48,14 +51,14 @@ impl RedisVelocity {
                 connect_timeout: options.connect_timeout,
                 command_timeout: options.command_timeout.min(PATIENCE_MAX),
                 in_background: true,
-                scripts: vec![SCRIPT.to_owned()],
+                scripts: vec![script.clone()],
                 asks_time: None,
             },
         );
         if let Err(error) = connection.connect().await {
             tracing::warn!(%error, "each node counts velocity limits alone until Redis is reachable");
         }
-        let script = redis::Script::new(SCRIPT);
+        let script = redis::Script::new(&script);
         Ok(Self { connection, script, prefix: options.prefix, shift: options.shift })
     }
 
@@ -84,6 +87,11 @@ impl RedisVelocity {
     }
 }
 
+/// The script, after the constants that it shares with Rust.
+fn script() -> String {
+    format!("local TAKE = '{TAKE}'\n{}", include_str!("scripts/velocity.lua"))
+}
+
 fn read_wait(answer: &Value) -> Result<Duration, StoreError> {
     let wait = match answer {
         Value::BulkString(text) => {
@@ -104,7 +112,7 @@ impl SharedVelocity for RedisVelocity {
         rate: Rate,
     ) -> BoxFuture<'_, Result<VelocityDecision, StoreError>> {
         async move {
-            let retry_after = self.run("take", key, rate).await?;
+            let retry_after = self.run(TAKE, key, rate).await?;
             let refused = VelocityDecision::Refused { retry_after };
             Ok(if retry_after.is_zero() { VelocityDecision::Allowed } else { refused })
         }
@@ -112,6 +120,6 @@ impl SharedVelocity for RedisVelocity {
     }
 
     fn give_back(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.run("give back", key, rate).await.map(drop) }.boxed()
+        async move { self.run(GIVE_BACK, key, rate).await.map(drop) }.boxed()
     }
 }

@@ -21,6 +21,7 @@ const RSA_BYTES_MIN: usize = 256;
 
 /// The signature algorithm of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Algorithm {
     /// HMAC with SHA-256.
     Hs256,

@@ -1,9 +1,11 @@
 //! Helpers of the router tests: requests and responses.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use axum::Router;
 use axum::body::Body;
+use axum::routing::{MethodRouter, post};
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use serde_json::Value;
@@ -44,6 +46,14 @@ pub(crate) fn post_of(who: &str, path: &str, key: &str) -> Request<Body> {
         .header("idempotency-key", key)
         .body(Body::from("10"))
         .unwrap()
+}
+
+/// A handler that counts its runs.
+pub(crate) fn counting() -> (MethodRouter, Arc<AtomicU32>) {
+    let runs = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&runs);
+    let handler = async move || (counted.fetch_add(1, Ordering::Relaxed) + 1).to_string();
+    (post(handler), runs)
 }
 
 /// A subscriber that stays. If only one were registered, a log statement that another test's thread

@@ -1,7 +1,7 @@
 //! The rules in docs/LIBRARY.md for services that use the layer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -15,7 +15,7 @@ use onetake_core::{Engine, MemoryStore};
 use onetake_http::{OnetakeLayer, Policy, PolicyError, Preset, Routes, Stored, Tenant, Typed};
 use serde_json::Value;
 
-use super::helpers::{KEY, logs, post_of, send};
+use super::helpers::{KEY, counting, logs, post_of, send};
 
 /// The user that authentication has found.
 #[derive(Clone)]
@@ -38,15 +38,7 @@ async fn authenticate(mut request: Request, next: Next) -> axum::response::Respo
 
 fn layer(policy: Policy) -> Result<OnetakeLayer, PolicyError> {
     let routes = Routes::new().route("POST /charges", policy).build()?;
-    OnetakeLayer::builder(Engine::new(Arc::new(MemoryStore::new()))).resolve(routes).build()
-}
-
-/// A handler that counts its runs.
-fn counting() -> (axum::routing::MethodRouter, Arc<AtomicU32>) {
-    let runs = Arc::new(AtomicU32::new(0));
-    let counted = Arc::clone(&runs);
-    let handler = async move || (counted.fetch_add(1, Ordering::Relaxed) + 1).to_string();
-    (post(handler), runs)
+    OnetakeLayer::builder(Engine::new(Arc::new(MemoryStore::new()))).routes(routes).build()
 }
 
 #[tokio::test]

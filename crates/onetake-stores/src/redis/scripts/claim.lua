@@ -16,9 +16,9 @@ if here and record.fingerprint == fingerprint then
   if record.attempt == attempt then
     if record.state == RUNNING then
       renew(record, now)
-      return {'granted', record.fence}
+      return {GRANTED, record.fence}
     end
-    return told('found', now, record, record.outcome)
+    return told(FOUND, now, record, record.outcome)
   end
   local again = record.on_unknown == RETRY or record.on_unknown == ROLLBACK
   if record.state == RELEASED then
@@ -34,7 +34,7 @@ if here and record.fingerprint == fingerprint then
   end
 end
 if not free then
-  return told('found', now, record, record.outcome)
+  return told(FOUND, now, record, record.outcome)
 end
 
 -- Higher than every earlier fence of this shard, even after the record was deleted or the server's
@@ -58,10 +58,10 @@ local lease_until = plus(now, lease)
 -- ZADD is first: a server with full memory refuses it, and then nothing was written.
 redis.call('ZADD', KEYS[2], text(plus(lease_until, grace)), id)
 redis.call('SET', KEYS[4], text(fence))
-redis.call('HSET', KEYS[1], 'v', '1', 'attempt', attempt, 'fence', text(fence),
+redis.call('HSET', KEYS[1], 'v', RECORD_VERSION, 'attempt', attempt, 'fence', text(fence),
   'fingerprint', fingerprint, 'ttl', ttl, 'lease', lease, 'grace', grace, 'on_unknown', on_unknown,
   'created', created, 'origin', origin, 'claimed', text(now), 'history', history,
   'state', RUNNING, 'at', text(lease_until), 'outcome', '')
 redis.call('PERSIST', KEYS[1])
 refer(KEYS[3], id, MAX, now, shift)
-return {'granted', text(fence)}
+return {GRANTED, text(fence)}

@@ -3,6 +3,6 @@
 local now = clock(ARGV[1])
 local record = find(KEYS[1])
 if not alive(record, now) then
-  return {'absent'}
+  return {ABSENT}
 end
-return told('found', now, record, record.outcome)
+return told(FOUND, now, record, record.outcome)

@@ -29,8 +29,8 @@ local function find(key)
   if not values[1] then
     return nil
   end
-  if values[1] ~= '1' then
-    error('this record has version ' .. values[1] .. ', and this onetake knows version 1')
+  if values[1] ~= RECORD_VERSION then
+    error('this record has version ' .. values[1] .. ', and this onetake knows version ' .. RECORD_VERSION)
   end
   local record = {}
   for at, field in ipairs(FIELDS) do

@@ -8,14 +8,14 @@ local verb, outcome, back_for, counts_until = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local now = clock(shift)
 local record = find(KEYS[1])
 if not alive(record, now) then
-  return {'stale'}
+  return {STALE}
 end
 local function stale()
-  return told('stale', now, record, record.outcome)
+  return told(STALE, now, record, record.outcome)
 end
 -- An outcome that equals the one in the call is not sent back, because it may be large.
 local function done()
-  return told('done', now, record, record.outcome ~= outcome and record.outcome)
+  return told(DONE, now, record, record.outcome ~= outcome and record.outcome)
 end
 
 if record.attempt ~= attempt then

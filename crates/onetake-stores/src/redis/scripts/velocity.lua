@@ -17,7 +17,7 @@ if found then
   end
 end
 
-if verb == 'take' then
+if verb == TAKE then
   -- Rounding loses up to a thousandth of a microsecond.
   local wait = owed - interval * (count - 1) - 0.001
   if wait > 0 then

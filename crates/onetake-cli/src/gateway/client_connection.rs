@@ -225,7 +225,8 @@ struct Watch<'a> {
     clock: &'a dyn Clock,
     timeouts: Timeouts,
     known: Known,
-    moved: u64,
+    accepted: u64,
+    received: u64,
     discarded: u64,
     timer: BoxFuture<'static, ()>,
     /// When the timer ends.
@@ -242,8 +243,10 @@ impl<'a> Watch<'a> {
             is_sending: false,
             has_unread: false,
             answered_at: None,
-            moved_at: opened,
+            accepted_at: opened,
+            received_at: opened,
             blocked_since: None,
+            offered_since: None,
             head_since: None,
             stopping_since: None,
             closing_since: None,
@@ -253,7 +256,8 @@ impl<'a> Watch<'a> {
         };
         let timer = clock.sleep(timeouts.keep_alive);
         let timer_at = opened + timeouts.keep_alive;
-        Self { activity, clock, timeouts, known, moved: 0, discarded: 0, timer, timer_at }
+        let (accepted, received, discarded) = (0, 0, 0);
+        Self { activity, clock, timeouts, known, accepted, received, discarded, timer, timer_at }
     }
 
     /// The gateway stops.
@@ -326,7 +330,7 @@ impl<'a> Watch<'a> {
                 self.known.discarded_at = self.activity.is_refused().then_some(now);
             }
         }
-        is_new || self.can_park_earlier()
+        is_new || self.can_park_earlier() || self.must_cut_earlier()
     }
 
     /// True if the connection can be parked before the timer ends. If requests follow each other,
@@ -337,6 +341,14 @@ impl<'a> Watch<'a> {
         self.known.park_at().is_some_and(|park_at| park_at < self.timer_at)
     }
 
+    /// True if a response that waits for the peer over HTTP/2 reaches its timeout before the timer
+    /// ends.
+    fn must_cut_earlier(&mut self) -> bool {
+        self.known.offered_since = self.activity.offered_since();
+        let until = self.known.offered_since.map(|since| since + self.timeouts.send);
+        until.is_some_and(|until| until < self.timer_at)
+    }
+
     /// Notes everything else that is known.
     fn look(&mut self, now: Duration) {
         let known = &mut self.known;
@@ -345,8 +357,12 @@ impl<'a> Watch<'a> {
         known.is_sending = self.activity.is_sending();
         known.has_unread = self.activity.has_unread();
         known.answered_at = self.activity.answered_at();
-        if mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
-            known.moved_at = now;
+        known.offered_since = self.activity.offered_since();
+        if mem::replace(&mut self.accepted, self.activity.accepted()) != self.accepted {
+            known.accepted_at = now;
+        }
+        if mem::replace(&mut self.received, self.activity.received()) != self.received {
+            known.received_at = now;
         }
         if mem::replace(&mut self.discarded, self.activity.discarded()) != self.discarded {
             known.discarded_at = Some(now);

@@ -124,7 +124,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     /// Notes bytes that have arrived, and looks for requests that two servers could read
     /// differently.
     fn arrived(&mut self, bytes: &[u8]) {
-        self.activity.add_moved(bytes.len());
+        self.activity.add_received(bytes.len());
         if let Some(seen) = self.preface {
             let rest = PREFACE.get(seen..).unwrap_or_default();
             let count = rest.len().min(bytes.len());
@@ -188,7 +188,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             self.activity.set_blocked(written.is_pending());
         }
         if let Poll::Ready(Ok(written)) = written {
-            self.activity.add_moved(written);
+            self.activity.add_accepted(written);
             self.activity.set_unflushed(true);
         }
         written

@@ -28,7 +28,7 @@ pub(super) struct Timeouts {
     pub(super) keep_alive: Duration,
     /// Timeout for the head of an HTTP/1.1 request, from its first byte.
     pub(super) head: Duration,
-    /// How long a peer may accept nothing of what is sent to it.
+    /// How long a peer may accept nothing of what is sent to it. Over HTTP/2: nothing of one response.
     pub(super) send: Duration,
 }
 
@@ -46,10 +46,14 @@ pub(super) struct Known {
     pub(super) has_unread: bool,
     /// The end of the last response, or of its request if that came later.
     pub(super) answered_at: Option<Duration>,
-    /// When a byte was last seen to move in any direction.
-    pub(super) moved_at: Duration,
+    /// When the peer was last seen to have accepted a byte.
+    pub(super) accepted_at: Duration,
+    /// When the peer was last seen to have sent a byte.
+    pub(super) received_at: Duration,
     /// When the peer was first seen to accept no more.
     pub(super) blocked_since: Option<Duration>,
+    /// Since when a response over HTTP/2 has waited for the peer to make room for its next part.
+    pub(super) offered_since: Option<Duration>,
     /// When a head began to arrive.
     pub(super) head_since: Option<Duration>,
     /// When the gateway began to stop.
@@ -66,6 +70,12 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Since when the peer has accepted nothing of what is sent to it, or of one of its responses.
+    fn silent_since(&self) -> Option<Duration> {
+        let blocked_since = self.blocked_since.map(|since| since.max(self.accepted_at));
+        blocked_since.into_iter().chain(self.offered_since).min()
+    }
+
     /// When the connection can be parked, if it can.
     pub(super) fn park_at(&self) -> Option<Duration> {
         self.answered_at.filter(|_| self.can_park).map(|answered_at| answered_at + PARK_AFTER)
@@ -123,17 +133,20 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         // A peer that has had its last response for a while needs no more time to read it.
         return if until <= since { Step::Drop } else { cut_at(until, CutReason::Linger) };
     }
-    let blocked_until = known.blocked_since.map(|since| since.max(known.moved_at) + timeouts.send);
-    if blocked_until.is_some_and(|until| until <= now) {
+    let silent_until = known.silent_since().map(|since| since + timeouts.send);
+    if silent_until.is_some_and(|until| until <= now) {
         return Step::Cut(CutReason::Silence);
     }
-    let check_at = blocked_until.map_or(now + CHECK, |until| until.min(now + CHECK));
+    let check_at = silent_until.map_or(now + CHECK, |until| until.min(now + CHECK));
     if known.is_running {
         return Step::WaitUntil(check_at);
     }
     if known.is_sending || known.has_unread {
         return match (known.stopping_since, known.answered_at) {
-            (Some(since), _) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
+            (Some(since), _) => {
+                let moved_at = known.accepted_at.max(known.received_at);
+                cut_at(since.max(moved_at) + SILENCE_MAX, CutReason::Silence)
+            }
             (None, Some(answered_at)) if !known.is_sending => {
                 match cut_at(answered_at + UNREAD_MAX, CutReason::Silence) {
                     Step::WaitUntil(until) => Step::WaitUntil(until.min(check_at)),
@@ -148,11 +161,11 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
     }
     if let Some(since) = known.closing_since {
         // The end of the last response may still be on its way.
-        let since = since.max(known.moved_at).max(known.answered_at.unwrap_or_default());
+        let since = since.max(known.accepted_at).max(known.answered_at.unwrap_or_default());
         return cut_at(since + CLOSE_MAX, CutReason::Silence);
     }
     if let Some(since) = known.ending_since.filter(|_| known.stopping_since.is_none()) {
-        return cut_at(since.max(known.moved_at) + timeouts.send, CutReason::Silence);
+        return cut_at(since.max(known.accepted_at) + timeouts.send, CutReason::Silence);
     }
     let until = match (known.stopping_since, known.answered_at) {
         (None, answered_at) => answered_at.unwrap_or(known.opened) + timeouts.keep_alive,
@@ -185,8 +198,10 @@ mod tests {
         is_sending: false,
         has_unread: false,
         answered_at: None,
-        moved_at: secs(100),
+        accepted_at: secs(100),
+        received_at: secs(100),
         blocked_since: None,
+        offered_since: None,
         head_since: None,
         stopping_since: None,
         closing_since: None,
@@ -250,7 +265,7 @@ mod tests {
         assert_eq!(end(answered), (100, Step::Close), "at once");
         let closing = Known { closing_since: Some(secs(150)), ..answered };
         assert_eq!(end(closing), (152, Step::Cut(CutReason::Silence)));
-        let written = Known { moved_at: secs(158), ..closing };
+        let written = Known { accepted_at: secs(158), ..closing };
         assert_eq!(end(written), (160, Step::Cut(CutReason::Silence)), "it still reads");
     }
 
@@ -270,7 +285,7 @@ mod tests {
     fn silent_peers_do_not_delay_the_end_for_long() {
         let unread = Known { is_sending: true, stopping_since: Some(secs(150)), ..NEW };
         assert_eq!(end(unread), (155, Step::Cut(CutReason::Silence)));
-        let reading = Known { moved_at: secs(160), ..unread };
+        let reading = Known { accepted_at: secs(160), ..unread };
         assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
         for known in [unread, reading] {
             let uploads = Known { is_sending: false, has_unread: true, ..known };
@@ -285,8 +300,15 @@ mod tests {
         assert_eq!(end(blocked), (210, Step::Cut(CutReason::Silence)));
         let running = Known { is_running: true, is_sending: false, ..blocked };
         assert_eq!(end(running), (210, Step::Cut(CutReason::Silence)), "the operation goes on");
-        let slow = Known { moved_at: secs(190), ..blocked };
+        let slow = Known { accepted_at: secs(190), ..blocked };
         assert_eq!(end(slow), (250, Step::Cut(CutReason::Silence)), "it reads");
+        let sends = Known { received_at: secs(190), ..blocked };
+        assert_eq!(end(sends), (210, Step::Cut(CutReason::Silence)), "it sends, and does not read");
+        // Pings and other responses move, and this response does not.
+        let offered = Known { blocked_since: None, offered_since: Some(secs(150)), ..slow };
+        assert_eq!(end(offered), (210, Step::Cut(CutReason::Silence)));
+        let both = Known { blocked_since: Some(secs(140)), ..offered };
+        assert_eq!(end(both), (210, Step::Cut(CutReason::Silence)));
         let stopping = Known { stopping_since: Some(secs(160)), ..blocked };
         assert_eq!(end(stopping), (165, Step::Cut(CutReason::Silence)));
         assert_eq!(

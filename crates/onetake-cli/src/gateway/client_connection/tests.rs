@@ -1,12 +1,16 @@
 //! Tests of idle connections: they are parked, and their clients see no difference.
 
 mod endings;
+mod silence;
 
 use std::sync::Mutex;
 
-use http_body_util::{BodyExt, Full};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
 use onetake_core::ManualClock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, yield_now};
 
 use super::super::in_flight::tests::connection_of_tests;
@@ -27,10 +31,12 @@ const TURNS: usize = 100;
 struct Echo {
     /// Bodies of requests for `/unread`, which are answered first.
     unread: Mutex<Vec<ClientBody>>,
+    /// Bodies of responses to requests for `/held`, which the test writes.
+    held: Mutex<Vec<mpsc::Sender<&'static str>>>,
 }
 
 impl Answer for Echo {
-    type Body = Full<Bytes>;
+    type Body = UnsyncBoxBody<Bytes, Infallible>;
 
     fn answers(&self) -> ProblemFormat {
         ProblemFormat::default()
@@ -41,10 +47,15 @@ impl Answer for Echo {
         _: SocketAddr,
         _: ConnectionPermit,
         request: Request<ClientBody>,
-    ) -> BoxFuture<'static, Response<Full<Bytes>>> {
+    ) -> BoxFuture<'static, Response<Self::Body>> {
         let echo = Arc::clone(self);
         Box::pin(async move {
             let path = request.uri().path().to_owned();
+            if path == "/held" {
+                let (sender, body) = channel();
+                echo.held.lock().unwrap().push(sender);
+                return Response::new(UnsyncBoxBody::new(body));
+            }
             let body = match path.as_str() {
                 "/unread" => {
                     echo.unread.lock().unwrap().push(request.into_body());
@@ -53,9 +64,19 @@ impl Answer for Echo {
                 _ => request.into_body().collect().await.unwrap().to_bytes(),
             };
             let text = format!("{path}:{}", String::from_utf8_lossy(&body));
-            Response::new(Full::new(text.into()))
+            Response::new(UnsyncBoxBody::new(Full::new(text.into())))
         })
     }
+}
+
+/// A body, and the way of its parts.
+fn channel() -> (mpsc::Sender<&'static str>, impl Body<Data = Bytes, Error = Infallible> + Unpin) {
+    let (sender, receiver) = mpsc::channel(1);
+    let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
+        let text: &str = receiver.recv().await?;
+        Some((Ok(Frame::data(Bytes::from_static(text.as_bytes()))), receiver))
+    });
+    (sender, StreamBody::new(Box::pin(frames)))
 }
 
 /// A connection, and its client.

@@ -1,0 +1,99 @@
+//! Tests of clients that do not read.
+
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use super::*;
+
+/// The room that a client makes for each response. The small ones fit.
+const WINDOW_BYTES: u32 = 16;
+const PART: &str = "sixteen bytes...";
+
+type RequestBody = UnsyncBoxBody<Bytes, Infallible>;
+
+/// A client of HTTP/2, which answers pings.
+async fn http2_client(stream: DuplexStream) -> SendRequest<RequestBody> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.initial_stream_window_size(WINDOW_BYTES);
+    let (client, connection) = builder.handshake(TokioIo::new(stream)).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+fn post(path: &str, body: RequestBody) -> Request<RequestBody> {
+    Request::post(format!("http://a{path}")).body(body).unwrap()
+}
+
+fn full(text: &'static str) -> RequestBody {
+    UnsyncBoxBody::new(Full::from(text))
+}
+
+async fn text(response: Response<Incoming>) -> Bytes {
+    response.into_body().collect().await.unwrap().to_bytes()
+}
+
+async fn advance(clock: &ManualClock, by: Duration) {
+    settle().await;
+    clock.advance(by);
+    settle().await;
+}
+
+/// Responses to other requests do not count, nor do bytes that the client sends.
+#[tokio::test]
+async fn a_client_that_makes_no_room_for_a_response_is_cut_off() {
+    let world = World::new();
+    let mut client = http2_client(world.client).await;
+    let (upload, body) = channel();
+    let _unread = client.send_request(post("/unread", UnsyncBoxBody::new(body))).await.unwrap();
+    let body = world.echo.unread.lock().unwrap().pop().unwrap();
+    tokio::spawn(body.collect());
+    let _stalled = client.send_request(post("/held", full(""))).await.unwrap();
+    let held = world.echo.held.lock().unwrap().pop().unwrap();
+    for _ in 0..2 {
+        held.send(PART).await.unwrap();
+        settle().await;
+    }
+    for _ in 0..TIMEOUTS.send.as_secs() / 10 {
+        assert!(!world.serving.is_finished());
+        upload.send(PART).await.unwrap();
+        let response = client.send_request(post("/other", full("2"))).await.unwrap();
+        assert_eq!(text(response).await, "/other:2");
+        advance(&world.clock, SECOND * 10).await;
+    }
+    assert!(world.serving.is_finished());
+}
+
+/// The time begins anew with each part of a response.
+#[tokio::test]
+async fn a_client_that_makes_room_slowly_is_served() {
+    let world = World::new();
+    let mut client = http2_client(world.client).await;
+    let mut response = client.send_request(post("/held", full(""))).await.unwrap();
+    let held = world.echo.held.lock().unwrap().pop().unwrap();
+    for _ in 0..5 {
+        // The second part waits until the client has read the first one.
+        while held.try_send(PART).is_ok() {
+            settle().await;
+        }
+        advance(&world.clock, TIMEOUTS.send - SECOND).await;
+        let part = response.frame().await.unwrap().unwrap().into_data().unwrap();
+        assert_eq!(part, PART);
+    }
+    drop(held);
+    assert!(text(response).await.starts_with(PART.as_bytes()), "what was sent before");
+}
+
+/// The client waits for the upstream, and not the other way round.
+#[tokio::test]
+async fn a_client_that_waits_for_the_rest_of_a_response_is_served() {
+    let world = World::new();
+    let mut client = http2_client(world.client).await;
+    let response = client.send_request(post("/held", full(""))).await.unwrap();
+    let held = world.echo.held.lock().unwrap().pop().unwrap();
+    for _ in 0..10 {
+        advance(&world.clock, TIMEOUTS.send).await;
+    }
+    held.send("late").await.unwrap();
+    drop(held);
+    assert_eq!(text(response).await, "late");
+}

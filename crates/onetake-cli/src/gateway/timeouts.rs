@@ -10,7 +10,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// limits of its own, which end it earlier. This one is for an upload that hyper keeps although they
 /// ended it.
 const UNREAD_MAX: Duration = Duration::from_secs(340);
-/// How long a peer may accept nothing of a response if the gateway stops meanwhile.
+/// How long a peer may accept nothing of a response, or send nothing of the rest of its request, if
+/// the gateway stops meanwhile.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a lingering connection waits for the next byte.
 const LINGER_QUIET_MAX: Duration = Duration::from_secs(2);
@@ -20,6 +21,8 @@ const LINGER_MAX: Duration = Duration::from_secs(30);
 const PARK_AFTER: Duration = Duration::from_secs(1);
 /// Pause between two looks at a connection that has no timeout.
 const CHECK: Duration = Duration::from_secs(15);
+/// The same if the gateway stops.
+const CHECK_AT_STOP: Duration = Duration::from_secs(1);
 
 /// The configured timeouts.
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +100,16 @@ pub(super) enum Step {
     Cut(CutReason),
 }
 
+impl Step {
+    /// The same step, and a look at this time at the latest.
+    fn not_after(self, at: Duration) -> Self {
+        match self {
+            Self::WaitUntil(until) => Self::WaitUntil(until.min(at)),
+            step => step,
+        }
+    }
+}
+
 /// The reason for the end of a connection that was not ended in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CutReason {
@@ -137,23 +150,27 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
     if silent_until.is_some_and(|until| until <= now) {
         return Step::Cut(CutReason::Silence);
     }
-    let check_at = silent_until.map_or(now + CHECK, |until| until.min(now + CHECK));
+    let check_at = now + if known.stopping_since.is_some() { CHECK_AT_STOP } else { CHECK };
+    let check_at = silent_until.map_or(check_at, |until| until.min(check_at));
     if known.is_running {
         return Step::WaitUntil(check_at);
     }
-    if known.is_sending || known.has_unread {
+    let cut_or_check = |until: Duration| cut_at(until, CutReason::Silence).not_after(check_at);
+    if known.is_sending {
+        return match (known.stopping_since, known.silent_since()) {
+            (Some(stopping), Some(silent)) => cut_or_check(stopping.max(silent) + SILENCE_MAX),
+            // The peer waits for the response, and that waits for its operation.
+            _ => Step::WaitUntil(check_at),
+        };
+    }
+    if known.has_unread {
         return match (known.stopping_since, known.answered_at) {
-            (Some(since), _) => {
+            (Some(stopping), _) => {
                 let moved_at = known.accepted_at.max(known.received_at);
-                cut_at(since.max(moved_at) + SILENCE_MAX, CutReason::Silence)
+                cut_or_check(stopping.max(moved_at) + SILENCE_MAX)
             }
-            (None, Some(answered_at)) if !known.is_sending => {
-                match cut_at(answered_at + UNREAD_MAX, CutReason::Silence) {
-                    Step::WaitUntil(until) => Step::WaitUntil(until.min(check_at)),
-                    step => step,
-                }
-            }
-            (None, _) => Step::WaitUntil(check_at),
+            (None, Some(answered_at)) => cut_or_check(answered_at + UNREAD_MAX),
+            (None, None) => Step::WaitUntil(check_at),
         };
     }
     if let Some(since) = known.head_since.filter(|_| known.ending_since.is_none()) {
@@ -283,15 +300,22 @@ mod tests {
 
     #[test]
     fn silent_peers_do_not_delay_the_end_for_long() {
-        let unread = Known { is_sending: true, stopping_since: Some(secs(150)), ..NEW };
-        assert_eq!(end(unread), (155, Step::Cut(CutReason::Silence)));
-        let reading = Known { accepted_at: secs(160), ..unread };
+        let waiting = Known { is_sending: true, stopping_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(waiting), FOREVER, "the peer waits for its response");
+        assert_eq!(end(Known { has_unread: true, ..waiting }), FOREVER, "it may send meanwhile");
+        let blocked = Known { blocked_since: Some(secs(145)), ..waiting };
+        assert_eq!(end(blocked), (155, Step::Cut(CutReason::Silence)));
+        let reading = Known { accepted_at: secs(160), ..blocked };
         assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
-        for known in [unread, reading] {
-            let uploads = Known { is_sending: false, has_unread: true, ..known };
-            assert_eq!(end(uploads), end(known), "the rest of a request is waited for alike");
-        }
-        assert_eq!(end(Known { is_running: true, ..unread }), FOREVER, "the operation may end");
+        let offered = Known { offered_since: Some(secs(145)), ..waiting };
+        assert_eq!(end(offered), (155, Step::Cut(CutReason::Silence)));
+        let running = Known { is_running: true, ..blocked };
+        assert_eq!(end(running), (205, Step::Cut(CutReason::Silence)), "the operation may end");
+        // The rest of a request is waited for alike.
+        let uploads = Known { is_sending: false, has_unread: true, ..waiting };
+        assert_eq!(end(uploads), (155, Step::Cut(CutReason::Silence)));
+        let sends = Known { received_at: secs(160), ..uploads };
+        assert_eq!(end(sends), (165, Step::Cut(CutReason::Silence)));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const TURNS: usize = 100;
 /// Answers with the path and the body of the request.
 #[derive(Default)]
 struct Echo {
-    /// Bodies of requests for `/unread`, which are answered first.
+    /// Bodies of requests for `/unread` and `/held`, which are answered first.
     unread: Mutex<Vec<ClientBody>>,
     /// Bodies of responses to requests for `/held`, which the test writes.
     held: Mutex<Vec<mpsc::Sender<&'static str>>>,
@@ -54,6 +54,7 @@ impl Answer for Echo {
             if path == "/held" {
                 let (sender, body) = channel();
                 echo.held.lock().unwrap().push(sender);
+                echo.unread.lock().unwrap().push(request.into_body());
                 return Response::new(UnsyncBoxBody::new(body));
             }
             let body = match path.as_str() {

@@ -97,3 +97,46 @@ async fn a_client_that_waits_for_the_rest_of_a_response_is_served() {
     drop(held);
     assert_eq!(text(response).await, "late");
 }
+
+/// Envoy gets the head of its response at once. The operation goes on, and the body follows.
+#[tokio::test]
+async fn a_response_that_waits_for_its_operation_is_not_cut_off_at_the_end_of_the_gateway() {
+    for is_uploading in [false, true] {
+        let world = World::new();
+        let mut client = http2_client(world.client).await;
+        let (upload, body) = channel();
+        let body = if is_uploading { UnsyncBoxBody::new(body) } else { full("") };
+        let response = client.send_request(post("/held", body)).await.unwrap();
+        let held = world.echo.held.lock().unwrap().pop().unwrap();
+        world.phase.stop();
+        world.stop.cancel();
+        for _ in 0..20 {
+            advance(&world.clock, SECOND).await;
+        }
+        held.send("late").await.unwrap();
+        drop((held, upload));
+        assert_eq!(text(response).await, "late", "uploading: {is_uploading}");
+    }
+}
+
+/// The same end, with a client that does not read.
+#[tokio::test]
+async fn a_client_that_makes_no_room_does_not_delay_the_end_of_the_gateway() {
+    let world = World::new();
+    let mut client = http2_client(world.client).await;
+    let _stalled = client.send_request(post("/held", full(""))).await.unwrap();
+    let held = world.echo.held.lock().unwrap().pop().unwrap();
+    world.phase.stop();
+    world.stop.cancel();
+    advance(&world.clock, SECOND).await;
+    for _ in 0..2 {
+        held.send(PART).await.unwrap();
+        settle().await;
+    }
+    advance(&world.clock, SECOND * 4).await;
+    assert!(!world.serving.is_finished());
+    for _ in 0..2 {
+        advance(&world.clock, SECOND).await;
+    }
+    assert!(world.serving.is_finished());
+}

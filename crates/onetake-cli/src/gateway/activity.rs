@@ -53,7 +53,7 @@ pub(super) struct Activity {
     is_upgraded: AtomicBool,
     /// True if the peer accepts no more bytes at the moment.
     is_blocked: AtomicBool,
-    /// True if something was written and not flushed.
+    /// True if something is to be written or flushed.
     is_unflushed: AtomicBool,
     /// True if the connection is parked: hyper has no part in it until the next byte.
     is_parked: AtomicBool,
@@ -97,7 +97,6 @@ impl Activity {
             || self.is_sending()
             || self.has_unread()
             || self.has_head()
-            || self.is_blocked()
             || self.is_unflushed();
         let is_other = self.is_http2()
             || self.is_parked()

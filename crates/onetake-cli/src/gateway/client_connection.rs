@@ -29,6 +29,7 @@ use super::client_stream::ClientStream;
 use super::client_upgrade::PendingUpgrade;
 use super::early_hints;
 use super::edge::{ConnectionPermit, TwoLengths};
+use super::peer_stream::PeerStream;
 use super::phase::Phase;
 use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
 use super::tls::Acceptor;
@@ -100,8 +101,10 @@ impl<E: Answer> ClientConnection<E> {
         protocols: &Protocols,
     ) {
         let _best_effort = stream.set_nodelay(true);
+        let activity = Arc::<Activity>::default();
+        let stream = PeerStream::new(stream, Arc::clone(&activity));
         let Some(tls) = tls else {
-            return self.serve(stream, protocols, Arc::default()).await;
+            return self.serve(stream, protocols, activity).await;
         };
         let stopped = async {
             self.stop.cancelled().await;
@@ -113,7 +116,7 @@ impl<E: Answer> ClientConnection<E> {
             () = stopped => return,
         };
         match opened {
-            Ok(stream) => self.serve(stream, protocols, Arc::default()).await,
+            Ok(stream) => self.serve(stream, protocols, activity).await,
             // Scanners, probes, and clients that do not trust our certificate: not errors of the
             // gateway.
             Err(error) => tracing::debug!(%error, "a TLS handshake with a client failed"),
@@ -228,6 +231,10 @@ struct Watch<'a> {
     accepted: u64,
     received: u64,
     discarded: u64,
+    /// True if something was to be written or flushed at the last look.
+    is_unflushed: bool,
+    /// The end of the last flush that took a while.
+    flushed_at: Duration,
     timer: BoxFuture<'static, ()>,
     /// When the timer ends.
     timer_at: Duration,
@@ -256,8 +263,19 @@ impl<'a> Watch<'a> {
         };
         let timer = clock.sleep(timeouts.keep_alive);
         let timer_at = opened + timeouts.keep_alive;
-        let (accepted, received, discarded) = (0, 0, 0);
-        Self { activity, clock, timeouts, known, accepted, received, discarded, timer, timer_at }
+        Self {
+            activity,
+            clock,
+            timeouts,
+            known,
+            accepted: 0,
+            received: 0,
+            discarded: 0,
+            is_unflushed: false,
+            flushed_at: Duration::ZERO,
+            timer,
+            timer_at,
+        }
     }
 
     /// The gateway stops.
@@ -316,6 +334,10 @@ impl<'a> Watch<'a> {
         let is_ending = self.activity.is_ending();
         let lingers = self.activity.lingers();
         let is_blocked = self.activity.is_blocked();
+        let is_unflushed = self.activity.is_unflushed();
+        if mem::replace(&mut self.is_unflushed, is_unflushed) && !is_unflushed {
+            self.flushed_at = self.clock.monotonic();
+        }
         let is_new = has_head != self.known.head_since.is_some()
             || is_blocked != self.known.blocked_since.is_some()
             || is_ending != self.known.ending_since.is_some()
@@ -333,10 +355,15 @@ impl<'a> Watch<'a> {
         is_new || self.can_park_earlier() || self.must_cut_earlier()
     }
 
+    /// The end of the last response, when it was flushed.
+    fn answered_at(&self) -> Option<Duration> {
+        self.activity.answered_at().map(|at| at.max(self.flushed_at))
+    }
+
     /// True if the connection can be parked before the timer ends. If requests follow each other,
     /// that is so about once a second.
     fn can_park_earlier(&mut self) -> bool {
-        self.known.answered_at = self.activity.answered_at();
+        self.known.answered_at = self.answered_at();
         self.known.can_park = self.activity.can_park();
         self.known.park_at().is_some_and(|park_at| park_at < self.timer_at)
     }
@@ -351,12 +378,13 @@ impl<'a> Watch<'a> {
 
     /// Notes everything else that is known.
     fn look(&mut self, now: Duration) {
+        let answered_at = self.answered_at();
         let known = &mut self.known;
         known.can_park = self.activity.can_park();
         known.is_running = self.activity.is_running();
-        known.is_sending = self.activity.is_sending();
+        known.is_sending = self.activity.is_sending() || self.activity.is_unflushed();
         known.has_unread = self.activity.has_unread();
-        known.answered_at = self.activity.answered_at();
+        known.answered_at = answered_at;
         known.offered_since = self.activity.offered_since();
         if mem::replace(&mut self.accepted, self.activity.accepted()) != self.accepted {
             known.accepted_at = now;

@@ -124,7 +124,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     /// Notes bytes that have arrived, and looks for requests that two servers could read
     /// differently.
     fn arrived(&mut self, bytes: &[u8]) {
-        self.activity.add_received(bytes.len());
         if let Some(seen) = self.preface {
             let rest = PREFACE.get(seen..).unwrap_or_default();
             let count = rest.len().min(bytes.len());
@@ -182,18 +181,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
         Poll::Ready(Ok(written))
     }
 
-    /// Notes what became of a write.
-    fn noted(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if self.activity.is_blocked() != written.is_pending() {
-            self.activity.set_blocked(written.is_pending());
-        }
-        if let Poll::Ready(Ok(written)) = written {
-            self.activity.add_accepted(written);
-            self.activity.set_unflushed(true);
-        }
-        written
-    }
-
     /// Writes what precedes a write of hyper: informational responses of the same request, and
     /// what is left of earlier bytes of the gateway itself.
     fn poll_before_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -221,8 +208,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
 
     fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.own.is_empty() {
-            let written = Pin::new(&mut self.inner).poll_write(cx, &self.own);
-            let written = ready!(self.noted(written))?;
+            self.activity.set_unflushed(true);
+            let written = ready!(Pin::new(&mut self.inner).poll_write(cx, &self.own))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -277,8 +264,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         if let Some(refusal) = self.refusal_for(bytes) {
             return self.refuse(refusal, bytes.len());
         }
-        let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
-        self.noted(written)
+        self.activity.set_unflushed(true);
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -293,15 +280,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         {
             return self.refuse(refusal, first.len());
         }
-        let written = match slices.iter().map(|slice| slice.len()).sum::<usize>() {
+        self.activity.set_unflushed(true);
+        match slices.iter().map(|slice| slice.len()).sum::<usize>() {
             0..=JOINED_BYTES_MAX => JOINED.with_borrow_mut(|joined| {
                 joined.clear();
                 slices.iter().for_each(|slice| joined.extend_from_slice(slice));
                 Pin::new(&mut self.inner).poll_write(cx, joined)
             }),
             _ => Pin::new(&mut self.inner).poll_write_vectored(cx, slices),
-        };
-        self.noted(written)
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

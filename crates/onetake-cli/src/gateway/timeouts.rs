@@ -43,7 +43,7 @@ pub(super) struct Known {
     pub(super) can_park: bool,
     /// A request has no response yet.
     pub(super) is_running: bool,
-    /// The body of a response is not complete.
+    /// A response is not complete, or not flushed.
     pub(super) is_sending: bool,
     /// The body of a request is still unread. Its response may have ended.
     pub(super) has_unread: bool,
@@ -174,6 +174,8 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         };
     }
     if let Some(since) = known.head_since.filter(|_| known.ending_since.is_none()) {
+        // Behind a response that was on its way, a head is read late.
+        let since = since.max(known.answered_at.unwrap_or_default());
         return cut_at(since + timeouts.head, CutReason::Head);
     }
     if let Some(since) = known.closing_since {
@@ -272,6 +274,8 @@ mod tests {
         let stopping =
             Known { stopping_since: Some(secs(121)), closing_since: Some(secs(121)), ..head };
         assert_eq!(end(stopping), (135, Step::Cut(CutReason::Head)));
+        let behind = Known { answered_at: Some(secs(140)), ..head };
+        assert_eq!(end(behind), (155, Step::Cut(CutReason::Head)), "it could not be read before");
     }
 
     #[test]

@@ -101,8 +101,17 @@ impl World {
         client: DuplexStream,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     ) -> Self {
-        let (clock, activity, stop) =
-            (ManualClock::default(), Arc::<Activity>::default(), CancellationToken::new());
+        let activity = Arc::<Activity>::default();
+        Self::with(client, PeerStream::new(stream, Arc::clone(&activity)), activity)
+    }
+
+    /// A connection over a stream that notes what moves.
+    fn with(
+        client: DuplexStream,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        activity: Arc<Activity>,
+    ) -> Self {
+        let (clock, stop) = (ManualClock::default(), CancellationToken::new());
         let (echo, phase) = (Arc::<Echo>::default(), Arc::<Phase>::default());
         let connection = ClientConnection {
             edge: Arc::clone(&echo),

@@ -2,6 +2,7 @@
 
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::BufWriter;
 
 use super::*;
 
@@ -139,4 +140,90 @@ async fn a_client_that_makes_no_room_does_not_delay_the_end_of_the_gateway() {
         advance(&world.clock, SECOND).await;
     }
     assert!(world.serving.is_finished());
+}
+
+/// A connection whose client reads slowly. With a buffer in between, as TLS has one, everything
+/// seems to be written.
+fn slow(has_buffer: bool) -> World {
+    let (client, stream) = duplex(1024);
+    let activity = Arc::<Activity>::default();
+    let peer = PeerStream::new(stream, Arc::clone(&activity));
+    match has_buffer {
+        true => World::with(client, BufWriter::with_capacity(64 << 10, peer), activity),
+        false => World::with(client, peer, activity),
+    }
+}
+
+/// Reads a part of a response each second, to its end.
+async fn read_slowly(world: &mut World, end: &str) {
+    let (mut all, mut part) = (Vec::new(), [0; 400]);
+    while !all.ends_with(end.as_bytes()) {
+        let count = world.client.read(&mut part).await.unwrap();
+        assert_ne!(count, 0, "it ended after {} bytes", all.len());
+        all.extend_from_slice(&part[..count]);
+        world.advance(SECOND).await;
+    }
+}
+
+/// The body of a response that hyper takes whole. Its client needs 100 seconds to read it.
+fn large() -> String {
+    "x".repeat(40_000) + "end"
+}
+
+#[tokio::test]
+async fn a_client_that_reads_the_end_of_a_response_is_not_idle() {
+    for has_buffer in [false, true] {
+        let mut world = slow(has_buffer);
+        world.send(&request("/large", &large())).await;
+        read_slowly(&mut world, "end").await;
+        // Its idle time began when the last bytes were on their way, a few seconds ago.
+        world.advance(TIMEOUTS.keep_alive - SECOND * 5).await;
+        world.asks("/next", "2").await;
+    }
+}
+
+#[tokio::test]
+async fn the_next_head_may_wait_for_the_end_of_a_response() {
+    for has_buffer in [false, true] {
+        let mut world = slow(has_buffer);
+        world.send(&request("/large", &large())).await;
+        let next = request("/next", "2");
+        let (part, rest) = next.split_at(9);
+        world.send(part).await;
+        read_slowly(&mut world, "end").await;
+        world.send(rest).await;
+        world.expects("/next:2").await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_reads_is_waited_for_at_the_end_of_the_gateway() {
+    for has_buffer in [false, true] {
+        let mut world = slow(has_buffer);
+        world.send(&request("/large", &large())).await;
+        world.phase.stop();
+        world.stop.cancel();
+        read_slowly(&mut world, "end").await;
+        world.expects_end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_the_end_of_a_response_is_cut_off() {
+    for has_buffer in [false, true] {
+        let mut world = slow(has_buffer);
+        world.send(&request("/large", &large())).await;
+        world.advance(TIMEOUTS.send - SECOND).await;
+        assert!(!world.serving.is_finished());
+        world.advance(SECOND).await;
+        assert!(world.serving.is_finished(), "buffer: {has_buffer}");
+        let mut world = slow(has_buffer);
+        world.send(&request("/large", &large())).await;
+        world.phase.stop();
+        world.stop.cancel();
+        world.advance(SECOND * 4).await;
+        assert!(!world.serving.is_finished(), "buffer: {has_buffer}");
+        world.advance(SECOND).await;
+        assert!(world.serving.is_finished(), "buffer: {has_buffer}");
+    }
 }

@@ -115,7 +115,12 @@ impl Activity {
 
     /// True if the request that began last has two lengths.
     pub(super) fn has_two_lengths(&self) -> bool {
-        self.two_lengths_in.load(Ordering::Relaxed) == self.requests.load(Ordering::Relaxed)
+        self.two_lengths_in.load(Ordering::Relaxed) == self.requests()
+    }
+
+    /// Number of requests so far.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_running(&self) -> bool {

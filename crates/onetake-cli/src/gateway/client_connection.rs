@@ -158,7 +158,9 @@ impl<E: Answer> ClientConnection<E> {
         let mut stopped = pin!(self.stop.cancelled());
         // The connection is polled at every event. The stop signal is shared by all connections, so
         // it is asked only if it was never asked, or is set.
-        let (mut is_listening, mut can_park) = (false, false);
+        let mut is_listening = false;
+        // The number of requests when the connection could be parked.
+        let mut can_park_after = None;
         let mut watch = Watch::new(&activity, &*self.clock, self.timeouts);
         let ended = poll_fn(|cx| {
             loop {
@@ -166,7 +168,7 @@ impl<E: Answer> ClientConnection<E> {
                     return Poll::Ready(Ok(ended));
                 }
                 // hyper has noticed what happened before, and nothing has begun since.
-                if mem::take(&mut can_park) && activity.can_park() {
+                if can_park_after.take() == Some(activity.requests()) && activity.can_park() {
                     http.park();
                     continue;
                 }
@@ -178,7 +180,7 @@ impl<E: Answer> ClientConnection<E> {
                 }
                 match watch.poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Act::Park) => can_park = true,
+                    Poll::Ready(Act::Park) => can_park_after = Some(activity.requests()),
                     Poll::Ready(Act::Close) => http.graceful_shutdown(),
                     Poll::Ready(Act::Drop) => return Poll::Ready(Ok(Ok(()))),
                     Poll::Ready(Act::Cut(reason)) => return Poll::Ready(Err(reason)),

@@ -3,13 +3,14 @@
 mod endings;
 mod silence;
 
+use std::pin::Pin;
 use std::sync::Mutex;
 
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use onetake_core::ManualClock;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadBuf, duplex};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, yield_now};
 
@@ -255,6 +256,60 @@ async fn a_byte_in_the_moment_of_parking_is_served() {
             world.expects("/second:2").await;
             world.park().await;
         }
+    }
+}
+
+/// A stream of which every other read finds nothing at first.
+struct EveryOther(DuplexStream, bool);
+
+impl AsyncRead for EveryOther {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        self.1 = !self.1;
+        if self.1 {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for EveryOther {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+/// hyper is polled once more between the decision to park and the parking.
+#[tokio::test]
+async fn a_connection_is_not_parked_right_after_a_request() {
+    for turns in 0..20 {
+        let (client, stream) = duplex(64 << 10);
+        let mut world = World::over(client, EveryOther(stream, false));
+        world.asks("/first", "1").await;
+        for _ in 0..turns {
+            yield_now().await;
+        }
+        world.clock.advance(SECOND);
+        world.client.write_all(request("/second", "2").as_bytes()).await.unwrap();
+        world.expects("/second:2").await;
+        settle().await;
+        assert!(!world.activity.is_parked(), "{turns}");
     }
 }
 

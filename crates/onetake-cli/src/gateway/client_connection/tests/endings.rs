@@ -1,13 +1,11 @@
 //! Tests of the ends of requests and of connections.
 
 use std::io;
-use std::pin::Pin;
 
 use futures_util::FutureExt;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::ReadBuf;
 
 use super::*;
 

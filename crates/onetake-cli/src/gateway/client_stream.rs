@@ -132,8 +132,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             let is_http2 = is_alike && self.preface.is_none();
             self.activity.set_http2(is_http2);
             // A part of the preface may also be a part of a head.
-            self.activity.set_head(!is_http2);
-            self.scan(bytes);
+            let has_head = self.scan(bytes) && !is_http2;
+            self.activity.set_head(has_head);
             return;
         }
         let may_be_head = self.scan(bytes)
@@ -146,16 +146,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     }
 
     /// Looks for requests that two servers could read differently. Returns true if these bytes may
-    /// contain a part of a head. Those of a body arrive after a response that came early.
+    /// contain a part of a head. Those of a body arrive after a response that came early, and some
+    /// clients send empty lines behind a body.
     fn scan(&mut self, bytes: &[u8]) -> bool {
         if self.activity.is_http2() || self.activity.is_upgraded() {
             return true;
         }
-        let (is_in_body, heads) = (self.scanner.is_in_body(), self.scanner.heads());
+        let (was_in_head, heads) = (self.scanner.is_in_head(), self.scanner.heads());
         if let Some(request) = self.scanner.scan(bytes) {
             self.activity.set_two_lengths(request);
         }
-        !is_in_body || self.scanner.heads() > heads
+        was_in_head || self.scanner.heads() > heads
     }
 
     /// Returns the refusal to write in place of these bytes, if they are one of hyper itself. That

@@ -2,6 +2,7 @@
 //! extensions of a request, one in the extensions of a response.
 
 use std::fmt;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use http::header::HeaderValue;
@@ -10,6 +11,7 @@ use http::{Extensions, Response};
 
 use onetake_core::{Attempt, AttemptId, Cause, DerivedKey, Key};
 
+use crate::memory::BodyPermit;
 use crate::service::IDEMPOTENCY_DERIVED_KEY;
 use crate::status::Disposition;
 use crate::transaction::Recorder;
@@ -25,6 +27,14 @@ pub struct OperationContext {
     derived_key: Option<DerivedKey>,
     time_left: Option<Duration>,
     recorder: Option<Recorder>,
+    /// The memory of the request, while it is held.
+    memory: Weak<BodyPermit>,
+}
+
+/// The memory of a keyed request, see [`OperationContext::memory`].
+#[derive(Clone, Debug)]
+pub struct OperationMemory {
+    _permit: Arc<BodyPermit>,
 }
 
 impl OperationContext {
@@ -64,6 +74,18 @@ impl OperationContext {
         self.time_left
     }
 
+    /// Returns the memory that the request takes of the budget for keyed requests
+    /// ([`HttpLimits::body_bytes_max`](crate::HttpLimits::body_bytes_max)). `None` if the request
+    /// has no key, or if its memory was given back.
+    ///
+    /// It is given back when the outcome is settled. A service that needs the request's body for
+    /// longer holds this for as long: the gateway does, if an upstream answers before it has read
+    /// the body.
+    #[must_use]
+    pub fn memory(&self) -> Option<OperationMemory> {
+        self.memory.upgrade().map(|permit| OperationMemory { _permit: permit })
+    }
+
     #[cfg_attr(
         not(feature = "axum"),
         expect(dead_code, reason = "only axum has an extractor for it")
@@ -79,6 +101,11 @@ impl OperationContext {
 
     pub(crate) fn with_attempt(mut self, attempt: Attempt, recorder: Recorder) -> Self {
         (self.attempt, self.recorder) = (Some(attempt), Some(recorder));
+        self
+    }
+
+    pub(crate) fn with_memory(mut self, memory: Weak<BodyPermit>) -> Self {
+        self.memory = memory;
         self
     }
 

@@ -55,7 +55,7 @@ mod upload;
 pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
-pub use context::{AttemptReport, OperationContext};
+pub use context::{AttemptReport, OperationContext, OperationMemory};
 pub use duplicates::{DuplicateAction, DuplicatePayload, ONETAKE_ALLOW_DUPLICATE};
 pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};

@@ -1,7 +1,9 @@
 //! The memory for keyed requests: one budget in bytes, shared fairly.
 //!
 //! A request takes memory for what has arrived, not for what it announces. A thousand requests
-//! without a body take as little as they are. It gives the memory back when its outcome is settled.
+//! without a body take as little as they are. It gives the memory back when its outcome is settled,
+//! and its service does not hold it any more
+//! ([`OperationContext::memory`](crate::OperationContext::memory)).
 //!
 //! The budget has shares: one for each tenant, and one for each [`BodyShare`], which the gateway
 //! gives to each client connection. A request takes more memory only if the other requests of its

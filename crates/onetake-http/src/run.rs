@@ -187,12 +187,13 @@ where
     Res: Body<Data = Bytes> + Send + 'static,
     Res::Error: Into<BoxError> + Send,
 {
-    type Output = (Ran<Res, S::Error>, Option<BodyPermit>);
+    type Output = (Ran<Res, S::Error>, Option<Arc<BodyPermit>>);
 
     async fn run(mut self, lease: &Lease) -> (Verdict, Self::Output) {
-        let place = self.place.take();
+        let place = self.place.take().map(Arc::new);
+        let memory = place.as_ref().map(Arc::downgrade).unwrap_or_default();
         let payload = self.payload.clone();
-        let (verdict, ran) = self.attempt(lease).await;
+        let (verdict, ran) = self.attempt(lease, memory).await;
         if has_no_effect(&verdict, &ran) {
             payload.set_kept(false);
         }
@@ -201,7 +202,7 @@ where
 }
 
 impl<S, Req> OperationWork<S, Req> {
-    async fn attempt<Res>(self, lease: &Lease) -> Concluded<Res, S::Error>
+    async fn attempt<Res>(self, lease: &Lease, memory: Weak<BodyPermit>) -> Concluded<Res, S::Error>
     where
         S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
         Res: Body<Data = Bytes>,
@@ -218,7 +219,7 @@ impl<S, Req> OperationWork<S, Req> {
         let (route, has_proof) = (call.transactional_route(), !call.head.proof.is_empty());
         let form = call.head.form;
         let progress = route.is_some().then(Arc::<Progress>::default);
-        let request = call.into_request(shared, lease, progress.clone());
+        let request = call.into_request(shared, lease, progress.clone(), memory);
         if lease.start().is_err() {
             return (Verdict::Release, Ran::NotStarted(in_progress()));
         }
@@ -294,6 +295,7 @@ impl InnerCall {
         shared: &Arc<LayerState>,
         lease: &Lease,
         progress: Option<Arc<Progress>>,
+        memory: Weak<BodyPermit>,
     ) -> Request<RequestBody<Req>> {
         let Self { head, mut parts, data, trailers, key } = self;
         let clock = &**shared.engine.clock();
@@ -323,6 +325,7 @@ impl InnerCall {
         OperationContext::new(key, derived_key)
             .with_attempt(lease.as_attempt(), recorder)
             .with_time_left(time_left)
+            .with_memory(memory)
             .attach(&mut parts);
         Request::from_parts(*parts, RequestBody::read(data, trailers))
     }

@@ -1,8 +1,9 @@
 //! The state of one client connection, shared by its stream, its requests and its timeouts.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -28,8 +29,13 @@ pub(super) struct Activity {
     /// The end of the last response, or of its request if that came later, in microseconds of the
     /// monotonic clock; zero if there is none.
     answered_at: AtomicU64,
-    /// Number of bytes that the peer has sent or accepted.
-    moved: AtomicU64,
+    /// Number of bytes that the peer has accepted.
+    accepted: AtomicU64,
+    /// Number of bytes that the peer has sent.
+    received: AtomicU64,
+    /// The responses over HTTP/2 whose last part waits until the peer makes room for it: since when,
+    /// and the number of the request.
+    offered: Mutex<BTreeSet<(Duration, u64)>>,
     /// Number of bytes that were read and discarded after the end of the connection.
     discarded: AtomicU64,
     is_http2: AtomicBool,
@@ -47,7 +53,7 @@ pub(super) struct Activity {
     is_upgraded: AtomicBool,
     /// True if the peer accepts no more bytes at the moment.
     is_blocked: AtomicBool,
-    /// True if something was written and not flushed.
+    /// True if something is to be written or flushed.
     is_unflushed: AtomicBool,
     /// True if the connection is parked: hyper has no part in it until the next byte.
     is_parked: AtomicBool,
@@ -91,7 +97,6 @@ impl Activity {
             || self.is_sending()
             || self.has_unread()
             || self.has_head()
-            || self.is_blocked()
             || self.is_unflushed();
         let is_other = self.is_http2()
             || self.is_parked()
@@ -110,7 +115,12 @@ impl Activity {
 
     /// True if the request that began last has two lengths.
     pub(super) fn has_two_lengths(&self) -> bool {
-        self.two_lengths_in.load(Ordering::Relaxed) == self.requests.load(Ordering::Relaxed)
+        self.two_lengths_in.load(Ordering::Relaxed) == self.requests()
+    }
+
+    /// Number of requests so far.
+    pub(super) fn requests(&self) -> u64 {
+        self.requests.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -136,12 +146,30 @@ impl Activity {
         self.answered_at.store(micros(clock.monotonic()).max(1), Ordering::Relaxed);
     }
 
-    pub(super) fn add_moved(&self, bytes: usize) {
-        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+    pub(super) fn add_accepted(&self, bytes: usize) {
+        self.accepted.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn moved(&self) -> u64 {
-        self.moved.load(Ordering::Relaxed)
+    pub(super) fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add_received(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    fn offered(&self) -> MutexGuard<'_, BTreeSet<(Duration, u64)>> {
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Since when a response over HTTP/2 has waited for the peer to make room for its next part.
+    pub(super) fn offered_since(&self) -> Option<Duration> {
+        let is_http2 = self.is_http2();
+        is_http2.then(|| self.offered().first().map(|(since, _)| *since)).flatten()
     }
 
     /// Counts discarded bytes, and returns how many there are now.
@@ -159,6 +187,8 @@ impl Activity {
 pub(super) struct Running {
     activity: Arc<Activity>,
     clock: Arc<dyn Clock>,
+    /// The number of the request on its connection.
+    number: u64,
 }
 
 impl Running {
@@ -166,16 +196,16 @@ impl Running {
         activity.set_head(false);
         activity.set_rest(false);
         activity.running.fetch_add(1, Ordering::Relaxed);
-        activity.requests.fetch_add(1, Ordering::Relaxed);
-        Self { activity: Arc::clone(activity), clock: Arc::clone(clock) }
+        let number = activity.requests.fetch_add(1, Ordering::Relaxed);
+        Self { activity: Arc::clone(activity), clock: Arc::clone(clock), number }
     }
 
     /// The request has a response now, which is in progress until its body ends.
     pub(super) fn respond<B>(self, body: B) -> InProgress<B> {
         self.activity.sending.fetch_add(1, Ordering::Relaxed);
-        let sending =
-            Sending { activity: Arc::clone(&self.activity), clock: Arc::clone(&self.clock) };
-        InProgress { body, _sending: sending }
+        let (activity, clock) = (Arc::clone(&self.activity), Arc::clone(&self.clock));
+        let sending = Sending { activity, clock, number: self.number, offered_since: None };
+        InProgress { body, sending }
     }
 }
 
@@ -214,10 +244,36 @@ impl Drop for Unread {
 struct Sending {
     activity: Arc<Activity>,
     clock: Arc<dyn Clock>,
+    /// The number of the request on its connection.
+    number: u64,
+    /// When its last part was offered to the peer, over HTTP/2. `None` if that part is on its way,
+    /// and the next one is not here yet.
+    offered_since: Option<Duration>,
+}
+
+impl Sending {
+    /// Notes that a part of the body was taken. hyper asks for the next one when the peer has made
+    /// room for this one. Over HTTP/1.1, the stream notices a peer that makes no room.
+    fn offer(&mut self) {
+        self.accept();
+        if self.activity.is_http2() {
+            let now = self.clock.monotonic();
+            self.offered_since = Some(now);
+            self.activity.offered().insert((now, self.number));
+        }
+    }
+
+    /// Notes that nothing waits for the peer.
+    fn accept(&mut self) {
+        if let Some(since) = self.offered_since.take() {
+            self.activity.offered().remove(&(since, self.number));
+        }
+    }
 }
 
 impl Drop for Sending {
     fn drop(&mut self) {
+        self.accept();
         self.activity.set_answered(&*self.clock);
         self.activity.sending.fetch_sub(1, Ordering::Relaxed);
     }
@@ -226,7 +282,7 @@ impl Drop for Sending {
 /// The body of a response that counts as activity until it ends.
 pub(super) struct InProgress<B> {
     body: B,
-    _sending: Sending,
+    sending: Sending,
 }
 
 impl<B: Body + Unpin> Body for InProgress<B> {
@@ -237,7 +293,12 @@ impl<B: Body + Unpin> Body for InProgress<B> {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        match &frame {
+            Poll::Ready(Some(Ok(_))) => self.sending.offer(),
+            _ => self.sending.accept(),
+        }
+        frame
     }
 
     fn is_end_stream(&self) -> bool {

@@ -29,6 +29,7 @@ use super::client_stream::ClientStream;
 use super::client_upgrade::PendingUpgrade;
 use super::early_hints;
 use super::edge::{ConnectionPermit, TwoLengths};
+use super::peer_stream::PeerStream;
 use super::phase::Phase;
 use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
 use super::tls::Acceptor;
@@ -100,8 +101,10 @@ impl<E: Answer> ClientConnection<E> {
         protocols: &Protocols,
     ) {
         let _best_effort = stream.set_nodelay(true);
+        let activity = Arc::<Activity>::default();
+        let stream = PeerStream::new(stream, Arc::clone(&activity));
         let Some(tls) = tls else {
-            return self.serve(stream, protocols, Arc::default()).await;
+            return self.serve(stream, protocols, activity).await;
         };
         let stopped = async {
             self.stop.cancelled().await;
@@ -113,7 +116,7 @@ impl<E: Answer> ClientConnection<E> {
             () = stopped => return,
         };
         match opened {
-            Ok(stream) => self.serve(stream, protocols, Arc::default()).await,
+            Ok(stream) => self.serve(stream, protocols, activity).await,
             // Scanners, probes, and clients that do not trust our certificate: not errors of the
             // gateway.
             Err(error) => tracing::debug!(%error, "a TLS handshake with a client failed"),
@@ -155,7 +158,9 @@ impl<E: Answer> ClientConnection<E> {
         let mut stopped = pin!(self.stop.cancelled());
         // The connection is polled at every event. The stop signal is shared by all connections, so
         // it is asked only if it was never asked, or is set.
-        let (mut is_listening, mut can_park) = (false, false);
+        let mut is_listening = false;
+        // The number of requests when the connection could be parked.
+        let mut can_park_after = None;
         let mut watch = Watch::new(&activity, &*self.clock, self.timeouts);
         let ended = poll_fn(|cx| {
             loop {
@@ -163,7 +168,7 @@ impl<E: Answer> ClientConnection<E> {
                     return Poll::Ready(Ok(ended));
                 }
                 // hyper has noticed what happened before, and nothing has begun since.
-                if mem::take(&mut can_park) && activity.can_park() {
+                if can_park_after.take() == Some(activity.requests()) && activity.can_park() {
                     http.park();
                     continue;
                 }
@@ -175,7 +180,7 @@ impl<E: Answer> ClientConnection<E> {
                 }
                 match watch.poll(cx) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready(Act::Park) => can_park = true,
+                    Poll::Ready(Act::Park) => can_park_after = Some(activity.requests()),
                     Poll::Ready(Act::Close) => http.graceful_shutdown(),
                     Poll::Ready(Act::Drop) => return Poll::Ready(Ok(Ok(()))),
                     Poll::Ready(Act::Cut(reason)) => return Poll::Ready(Err(reason)),
@@ -225,8 +230,13 @@ struct Watch<'a> {
     clock: &'a dyn Clock,
     timeouts: Timeouts,
     known: Known,
-    moved: u64,
+    accepted: u64,
+    received: u64,
     discarded: u64,
+    /// True if something was to be written or flushed at the last look.
+    is_unflushed: bool,
+    /// The end of the last flush that took a while.
+    flushed_at: Duration,
     timer: BoxFuture<'static, ()>,
     /// When the timer ends.
     timer_at: Duration,
@@ -242,8 +252,10 @@ impl<'a> Watch<'a> {
             is_sending: false,
             has_unread: false,
             answered_at: None,
-            moved_at: opened,
+            accepted_at: opened,
+            received_at: opened,
             blocked_since: None,
+            offered_since: None,
             head_since: None,
             stopping_since: None,
             closing_since: None,
@@ -253,7 +265,19 @@ impl<'a> Watch<'a> {
         };
         let timer = clock.sleep(timeouts.keep_alive);
         let timer_at = opened + timeouts.keep_alive;
-        Self { activity, clock, timeouts, known, moved: 0, discarded: 0, timer, timer_at }
+        Self {
+            activity,
+            clock,
+            timeouts,
+            known,
+            accepted: 0,
+            received: 0,
+            discarded: 0,
+            is_unflushed: false,
+            flushed_at: Duration::ZERO,
+            timer,
+            timer_at,
+        }
     }
 
     /// The gateway stops.
@@ -312,6 +336,10 @@ impl<'a> Watch<'a> {
         let is_ending = self.activity.is_ending();
         let lingers = self.activity.lingers();
         let is_blocked = self.activity.is_blocked();
+        let is_unflushed = self.activity.is_unflushed();
+        if mem::replace(&mut self.is_unflushed, is_unflushed) && !is_unflushed {
+            self.flushed_at = self.clock.monotonic();
+        }
         let is_new = has_head != self.known.head_since.is_some()
             || is_blocked != self.known.blocked_since.is_some()
             || is_ending != self.known.ending_since.is_some()
@@ -326,27 +354,45 @@ impl<'a> Watch<'a> {
                 self.known.discarded_at = self.activity.is_refused().then_some(now);
             }
         }
-        is_new || self.can_park_earlier()
+        is_new || self.can_park_earlier() || self.must_cut_earlier()
+    }
+
+    /// The end of the last response, when it was flushed.
+    fn answered_at(&self) -> Option<Duration> {
+        self.activity.answered_at().map(|at| at.max(self.flushed_at))
     }
 
     /// True if the connection can be parked before the timer ends. If requests follow each other,
     /// that is so about once a second.
     fn can_park_earlier(&mut self) -> bool {
-        self.known.answered_at = self.activity.answered_at();
+        self.known.answered_at = self.answered_at();
         self.known.can_park = self.activity.can_park();
         self.known.park_at().is_some_and(|park_at| park_at < self.timer_at)
     }
 
+    /// True if a response that waits for the peer over HTTP/2 reaches its timeout before the timer
+    /// ends.
+    fn must_cut_earlier(&mut self) -> bool {
+        self.known.offered_since = self.activity.offered_since();
+        let until = self.known.offered_since.map(|since| since + self.timeouts.send);
+        until.is_some_and(|until| until < self.timer_at)
+    }
+
     /// Notes everything else that is known.
     fn look(&mut self, now: Duration) {
+        let answered_at = self.answered_at();
         let known = &mut self.known;
         known.can_park = self.activity.can_park();
         known.is_running = self.activity.is_running();
-        known.is_sending = self.activity.is_sending();
+        known.is_sending = self.activity.is_sending() || self.activity.is_unflushed();
         known.has_unread = self.activity.has_unread();
-        known.answered_at = self.activity.answered_at();
-        if mem::replace(&mut self.moved, self.activity.moved()) != self.moved {
-            known.moved_at = now;
+        known.answered_at = answered_at;
+        known.offered_since = self.activity.offered_since();
+        if mem::replace(&mut self.accepted, self.activity.accepted()) != self.accepted {
+            known.accepted_at = now;
+        }
+        if mem::replace(&mut self.received, self.activity.received()) != self.received {
+            known.received_at = now;
         }
         if mem::replace(&mut self.discarded, self.activity.discarded()) != self.discarded {
             known.discarded_at = Some(now);

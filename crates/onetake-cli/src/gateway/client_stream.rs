@@ -124,7 +124,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     /// Notes bytes that have arrived, and looks for requests that two servers could read
     /// differently.
     fn arrived(&mut self, bytes: &[u8]) {
-        self.activity.add_moved(bytes.len());
         if let Some(seen) = self.preface {
             let rest = PREFACE.get(seen..).unwrap_or_default();
             let count = rest.len().min(bytes.len());
@@ -133,8 +132,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
             let is_http2 = is_alike && self.preface.is_none();
             self.activity.set_http2(is_http2);
             // A part of the preface may also be a part of a head.
-            self.activity.set_head(!is_http2);
-            self.scan(bytes);
+            let has_head = self.scan(bytes) && !is_http2;
+            self.activity.set_head(has_head);
             return;
         }
         let may_be_head = self.scan(bytes)
@@ -147,16 +146,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
     }
 
     /// Looks for requests that two servers could read differently. Returns true if these bytes may
-    /// contain a part of a head. Those of a body arrive after a response that came early.
+    /// contain a part of a head. Those of a body arrive after a response that came early, and some
+    /// clients send empty lines behind a body.
     fn scan(&mut self, bytes: &[u8]) -> bool {
         if self.activity.is_http2() || self.activity.is_upgraded() {
             return true;
         }
-        let (is_in_body, heads) = (self.scanner.is_in_body(), self.scanner.heads());
+        let (was_in_head, heads) = (self.scanner.is_in_head(), self.scanner.heads());
         if let Some(request) = self.scanner.scan(bytes) {
             self.activity.set_two_lengths(request);
         }
-        !is_in_body || self.scanner.heads() > heads
+        was_in_head || self.scanner.heads() > heads
     }
 
     /// Returns the refusal to write in place of these bytes, if they are one of hyper itself. That
@@ -180,18 +180,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
         self.activity.set_refused(true);
         self.own = refusal;
         Poll::Ready(Ok(written))
-    }
-
-    /// Notes what became of a write.
-    fn noted(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if self.activity.is_blocked() != written.is_pending() {
-            self.activity.set_blocked(written.is_pending());
-        }
-        if let Poll::Ready(Ok(written)) = written {
-            self.activity.add_moved(written);
-            self.activity.set_unflushed(true);
-        }
-        written
     }
 
     /// Writes what precedes a write of hyper: informational responses of the same request, and
@@ -221,8 +209,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ClientStream<S> {
 
     fn poll_own(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.own.is_empty() {
-            let written = Pin::new(&mut self.inner).poll_write(cx, &self.own);
-            let written = ready!(self.noted(written))?;
+            self.activity.set_unflushed(true);
+            let written = ready!(Pin::new(&mut self.inner).poll_write(cx, &self.own))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
@@ -277,8 +265,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         if let Some(refusal) = self.refusal_for(bytes) {
             return self.refuse(refusal, bytes.len());
         }
-        let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
-        self.noted(written)
+        self.activity.set_unflushed(true);
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -293,15 +281,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         {
             return self.refuse(refusal, first.len());
         }
-        let written = match slices.iter().map(|slice| slice.len()).sum::<usize>() {
+        self.activity.set_unflushed(true);
+        match slices.iter().map(|slice| slice.len()).sum::<usize>() {
             0..=JOINED_BYTES_MAX => JOINED.with_borrow_mut(|joined| {
                 joined.clear();
                 slices.iter().for_each(|slice| joined.extend_from_slice(slice));
                 Pin::new(&mut self.inner).poll_write(cx, joined)
             }),
             _ => Pin::new(&mut self.inner).poll_write_vectored(cx, slices),
-        };
-        self.noted(written)
+        }
     }
 
     fn is_write_vectored(&self) -> bool {

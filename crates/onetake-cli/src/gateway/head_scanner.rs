@@ -114,9 +114,17 @@ impl HeadScanner {
         self.heads
     }
 
-    /// True if the next byte belongs to a body.
-    pub(super) fn is_in_body(&self) -> bool {
-        matches!(self.state, State::Body(_) | State::Chunk(_))
+    /// True if a head has begun, and has not ended. Empty lines before a head do not begin one.
+    pub(super) fn is_in_head(&self) -> bool {
+        self.head.has_begun
+    }
+
+    /// Notes that a head has begun, unless that is known.
+    fn begin_head(&mut self) {
+        if !self.head.has_begun {
+            self.head.has_begun = true;
+            self.heads += 1;
+        }
     }
 
     /// Reads a byte of a head.
@@ -127,9 +135,8 @@ impl HeadScanner {
                 _ => State::Line,
             },
             State::Line => {
-                if byte != b'\r' && !self.head.has_begun {
-                    self.head.has_begun = true;
-                    self.heads += 1;
+                if byte != b'\r' {
+                    self.begin_head();
                 }
                 match byte {
                     b'\r' => State::EmptyLine,
@@ -158,7 +165,11 @@ impl HeadScanner {
                 }
                 State::Length
             }
-            _ => State::Rest,
+            _ => {
+                // A carriage return that ends no line begins a head, which is malformed.
+                self.begin_head();
+                State::Rest
+            }
         };
     }
 

@@ -29,6 +29,7 @@ mod head_scanner;
 mod in_flight;
 mod jwks;
 mod method_override;
+mod peer_stream;
 mod phase;
 mod plan;
 mod proxy;

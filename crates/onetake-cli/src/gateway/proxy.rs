@@ -25,8 +25,8 @@ use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::grpc::{self, is_grpc};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
-    RequestBody, UpstreamFailure,
+    AttemptReport, BoxError, Code, Disposition, OperationContext, OperationMemory, Problem,
+    ProblemFormat, RequestBody, UpstreamFailure,
 };
 
 use super::client_upgrade::ClientUpgrade;
@@ -108,6 +108,7 @@ where
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
         let left = context.and_then(OperationContext::time_left);
+        let memory = context.and_then(OperationContext::memory);
         let asked = Asked {
             reference: attempt.map(|attempt| attempt.id.reference()),
             answers: plan.map(|plan| plan.answers).unwrap_or_default(),
@@ -149,7 +150,8 @@ where
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
-                received(response, upgrade, accepts_trailers, (place.cloned(), permits), asked)
+                let held = (place.cloned(), permits, memory);
+                received(response, upgrade, accepts_trailers, held, asked)
             }
             Err(code) => {
                 span.record("onetake.problem", code.as_str());
@@ -299,7 +301,7 @@ fn received(
     mut response: Response<UpstreamBody>,
     client: Option<ClientUpgrade>,
     accepts_trailers: bool,
-    held: (Option<ConnectionPermit>, Permits),
+    held: (Option<ConnectionPermit>, Permits, Option<OperationMemory>),
     asked: Asked,
 ) -> Response<Body> {
     *response.version_mut() = Version::HTTP_11;
@@ -318,9 +320,10 @@ fn received(
         true => strip_but_trailer(response.headers_mut()),
         false => strip_hop_by_hop(response.headers_mut()),
     }
-    let (_place, permits) = held;
+    let (_place, permits, memory) = held;
     response.map(|mut body| {
-        let permits = body.hold(permits).unwrap_or_default();
+        // The request may go on after its response. Its body is in memory until then.
+        let (permits, _memory) = body.hold((permits, memory)).unwrap_or_default();
         Either::Left(Held::new(body, permits))
     })
 }

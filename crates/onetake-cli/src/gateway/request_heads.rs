@@ -1,9 +1,9 @@
 //! Limits of the heads of requests, and the refusals of heads.
 //!
 //! Over HTTP/1.1, the parser has the limits. Hyper answers a head that it cannot read by itself:
-//! with 400 if the head is malformed, with 431 if it is too large. Such an answer has no body. A
-//! client, and the people who read its log, need a problem with a code. Over HTTP/2, the edge has
-//! the same limits.
+//! with 400 if the head is malformed, with 431 if it is too large, with 414 if its target has more
+//! than 65,534 bytes. Such an answer has no body. A client, and the people who read its log, need a
+//! problem with a code. Over HTTP/2, the edge has the same limits.
 
 use bytes::Bytes;
 use http::Version;
@@ -47,7 +47,7 @@ pub(super) fn completed(head: &[u8], answers: ProblemFormat) -> Option<(Code, By
         && head.ends_with(b"\r\n\r\n")
         && find(head, b"connection: close\r\n").is_some();
     let problem = match head.get(8..13).filter(|_| is_one)? {
-        b" 431 " => too_large(),
+        b" 431 " | b" 414 " => too_large(),
         b" 400 " => Problem::new(
             Code::RequestRefused,
             "The head of the request is malformed. Nothing was forwarded.",
@@ -58,7 +58,9 @@ pub(super) fn completed(head: &[u8], answers: ProblemFormat) -> Option<(Code, By
     let at = find(head, NO_BODY)?;
     let (before, after) = head.split_at_checked(at)?;
     let (headers, body) = answers.tell(problem, None).into_parts();
-    let mut whole = before.to_vec();
+    let version = head.get(..8)?;
+    let mut whole = [version, b" ", headers.status.to_string().as_bytes()].concat();
+    whole.extend_from_slice(before.get(find(head, b"\r\n")?..)?);
     for (name, value) in &headers.headers {
         whole.extend_from_slice(name.as_str().as_bytes());
         whole.extend_from_slice(b": ");
@@ -79,7 +81,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
 pub(super) fn too_large() -> Problem {
     Problem::new(
         Code::RequestHeadTooLarge,
-        "The request has too many headers, or its headers are too large. Nothing was forwarded.",
+        "The request has too many headers, or its target or its headers are too large. Nothing was forwarded.",
     )
 }
 
@@ -89,12 +91,14 @@ mod tests {
 
     #[test]
     fn an_answer_of_hyper_gets_a_body() {
-        for (status, code) in [
-            ("431 Request Header Fields Too Large", "request_head_too_large"),
-            ("400 Bad Request", "request_refused"),
+        let too_large = "431 Request Header Fields Too Large";
+        for (of_hyper, status, code) in [
+            (too_large, too_large, "request_head_too_large"),
+            ("414 URI Too Long", too_large, "request_head_too_large"),
+            ("400 Bad Request", "400 Bad Request", "request_refused"),
         ] {
             let head = format!(
-                "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: 0\r\ndate: now\r\n\r\n"
+                "HTTP/1.1 {of_hyper}\r\nconnection: close\r\ncontent-length: 0\r\ndate: now\r\n\r\n"
             );
             let (counted, whole) = completed(head.as_bytes(), ProblemFormat::default()).unwrap();
             assert_eq!(counted.as_str(), code);

@@ -10,7 +10,8 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// limits of its own, which end it earlier. This one is for an upload that hyper keeps although they
 /// ended it.
 const UNREAD_MAX: Duration = Duration::from_secs(340);
-/// How long a peer may accept nothing of a response if the gateway stops meanwhile.
+/// How long a peer may accept nothing of a response, or send nothing of the rest of its request, if
+/// the gateway stops meanwhile.
 const SILENCE_MAX: Duration = Duration::from_secs(5);
 /// How long a lingering connection waits for the next byte.
 const LINGER_QUIET_MAX: Duration = Duration::from_secs(2);
@@ -20,6 +21,8 @@ const LINGER_MAX: Duration = Duration::from_secs(30);
 const PARK_AFTER: Duration = Duration::from_secs(1);
 /// Pause between two looks at a connection that has no timeout.
 const CHECK: Duration = Duration::from_secs(15);
+/// The same if the gateway stops.
+const CHECK_AT_STOP: Duration = Duration::from_secs(1);
 
 /// The configured timeouts.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +31,7 @@ pub(super) struct Timeouts {
     pub(super) keep_alive: Duration,
     /// Timeout for the head of an HTTP/1.1 request, from its first byte.
     pub(super) head: Duration,
-    /// How long a peer may accept nothing of what is sent to it.
+    /// How long a peer may accept nothing of what is sent to it. Over HTTP/2: nothing of one response.
     pub(super) send: Duration,
 }
 
@@ -40,16 +43,20 @@ pub(super) struct Known {
     pub(super) can_park: bool,
     /// A request has no response yet.
     pub(super) is_running: bool,
-    /// The body of a response is not complete.
+    /// A response is not complete, or not flushed.
     pub(super) is_sending: bool,
     /// The body of a request is still unread. Its response may have ended.
     pub(super) has_unread: bool,
     /// The end of the last response, or of its request if that came later.
     pub(super) answered_at: Option<Duration>,
-    /// When a byte was last seen to move in any direction.
-    pub(super) moved_at: Duration,
+    /// When the peer was last seen to have accepted a byte.
+    pub(super) accepted_at: Duration,
+    /// When the peer was last seen to have sent a byte.
+    pub(super) received_at: Duration,
     /// When the peer was first seen to accept no more.
     pub(super) blocked_since: Option<Duration>,
+    /// Since when a response over HTTP/2 has waited for the peer to make room for its next part.
+    pub(super) offered_since: Option<Duration>,
     /// When a head began to arrive.
     pub(super) head_since: Option<Duration>,
     /// When the gateway began to stop.
@@ -66,6 +73,12 @@ pub(super) struct Known {
 }
 
 impl Known {
+    /// Since when the peer has accepted nothing of what is sent to it, or of one of its responses.
+    fn silent_since(&self) -> Option<Duration> {
+        let blocked_since = self.blocked_since.map(|since| since.max(self.accepted_at));
+        blocked_since.into_iter().chain(self.offered_since).min()
+    }
+
     /// When the connection can be parked, if it can.
     pub(super) fn park_at(&self) -> Option<Duration> {
         self.answered_at.filter(|_| self.can_park).map(|answered_at| answered_at + PARK_AFTER)
@@ -85,6 +98,16 @@ pub(super) enum Step {
     Drop,
     /// End it at once.
     Cut(CutReason),
+}
+
+impl Step {
+    /// The same step, and a look at this time at the latest.
+    fn not_after(self, at: Duration) -> Self {
+        match self {
+            Self::WaitUntil(until) => Self::WaitUntil(until.min(at)),
+            step => step,
+        }
+    }
 }
 
 /// The reason for the end of a connection that was not ended in order.
@@ -123,36 +146,45 @@ pub(super) fn next_step(known: &Known, timeouts: Timeouts, now: Duration) -> Ste
         // A peer that has had its last response for a while needs no more time to read it.
         return if until <= since { Step::Drop } else { cut_at(until, CutReason::Linger) };
     }
-    let blocked_until = known.blocked_since.map(|since| since.max(known.moved_at) + timeouts.send);
-    if blocked_until.is_some_and(|until| until <= now) {
+    let silent_until = known.silent_since().map(|since| since + timeouts.send);
+    if silent_until.is_some_and(|until| until <= now) {
         return Step::Cut(CutReason::Silence);
     }
-    let check_at = blocked_until.map_or(now + CHECK, |until| until.min(now + CHECK));
+    let check_at = now + if known.stopping_since.is_some() { CHECK_AT_STOP } else { CHECK };
+    let check_at = silent_until.map_or(check_at, |until| until.min(check_at));
     if known.is_running {
         return Step::WaitUntil(check_at);
     }
-    if known.is_sending || known.has_unread {
+    let cut_or_check = |until: Duration| cut_at(until, CutReason::Silence).not_after(check_at);
+    if known.is_sending {
+        return match (known.stopping_since, known.silent_since()) {
+            (Some(stopping), Some(silent)) => cut_or_check(stopping.max(silent) + SILENCE_MAX),
+            // The peer waits for the response, and that waits for its operation.
+            _ => Step::WaitUntil(check_at),
+        };
+    }
+    if known.has_unread {
         return match (known.stopping_since, known.answered_at) {
-            (Some(since), _) => cut_at(since.max(known.moved_at) + SILENCE_MAX, CutReason::Silence),
-            (None, Some(answered_at)) if !known.is_sending => {
-                match cut_at(answered_at + UNREAD_MAX, CutReason::Silence) {
-                    Step::WaitUntil(until) => Step::WaitUntil(until.min(check_at)),
-                    step => step,
-                }
+            (Some(stopping), _) => {
+                let moved_at = known.accepted_at.max(known.received_at);
+                cut_or_check(stopping.max(moved_at) + SILENCE_MAX)
             }
-            (None, _) => Step::WaitUntil(check_at),
+            (None, Some(answered_at)) => cut_or_check(answered_at + UNREAD_MAX),
+            (None, None) => Step::WaitUntil(check_at),
         };
     }
     if let Some(since) = known.head_since.filter(|_| known.ending_since.is_none()) {
+        // Behind a response that was on its way, a head is read late.
+        let since = since.max(known.answered_at.unwrap_or_default());
         return cut_at(since + timeouts.head, CutReason::Head);
     }
     if let Some(since) = known.closing_since {
         // The end of the last response may still be on its way.
-        let since = since.max(known.moved_at).max(known.answered_at.unwrap_or_default());
+        let since = since.max(known.accepted_at).max(known.answered_at.unwrap_or_default());
         return cut_at(since + CLOSE_MAX, CutReason::Silence);
     }
     if let Some(since) = known.ending_since.filter(|_| known.stopping_since.is_none()) {
-        return cut_at(since.max(known.moved_at) + timeouts.send, CutReason::Silence);
+        return cut_at(since.max(known.accepted_at) + timeouts.send, CutReason::Silence);
     }
     let until = match (known.stopping_since, known.answered_at) {
         (None, answered_at) => answered_at.unwrap_or(known.opened) + timeouts.keep_alive,
@@ -185,8 +217,10 @@ mod tests {
         is_sending: false,
         has_unread: false,
         answered_at: None,
-        moved_at: secs(100),
+        accepted_at: secs(100),
+        received_at: secs(100),
         blocked_since: None,
+        offered_since: None,
         head_since: None,
         stopping_since: None,
         closing_since: None,
@@ -240,6 +274,8 @@ mod tests {
         let stopping =
             Known { stopping_since: Some(secs(121)), closing_since: Some(secs(121)), ..head };
         assert_eq!(end(stopping), (135, Step::Cut(CutReason::Head)));
+        let behind = Known { answered_at: Some(secs(140)), ..head };
+        assert_eq!(end(behind), (155, Step::Cut(CutReason::Head)), "it could not be read before");
     }
 
     #[test]
@@ -250,7 +286,7 @@ mod tests {
         assert_eq!(end(answered), (100, Step::Close), "at once");
         let closing = Known { closing_since: Some(secs(150)), ..answered };
         assert_eq!(end(closing), (152, Step::Cut(CutReason::Silence)));
-        let written = Known { moved_at: secs(158), ..closing };
+        let written = Known { accepted_at: secs(158), ..closing };
         assert_eq!(end(written), (160, Step::Cut(CutReason::Silence)), "it still reads");
     }
 
@@ -268,15 +304,22 @@ mod tests {
 
     #[test]
     fn silent_peers_do_not_delay_the_end_for_long() {
-        let unread = Known { is_sending: true, stopping_since: Some(secs(150)), ..NEW };
-        assert_eq!(end(unread), (155, Step::Cut(CutReason::Silence)));
-        let reading = Known { moved_at: secs(160), ..unread };
+        let waiting = Known { is_sending: true, stopping_since: Some(secs(150)), ..NEW };
+        assert_eq!(end(waiting), FOREVER, "the peer waits for its response");
+        assert_eq!(end(Known { has_unread: true, ..waiting }), FOREVER, "it may send meanwhile");
+        let blocked = Known { blocked_since: Some(secs(145)), ..waiting };
+        assert_eq!(end(blocked), (155, Step::Cut(CutReason::Silence)));
+        let reading = Known { accepted_at: secs(160), ..blocked };
         assert_eq!(end(reading), (165, Step::Cut(CutReason::Silence)));
-        for known in [unread, reading] {
-            let uploads = Known { is_sending: false, has_unread: true, ..known };
-            assert_eq!(end(uploads), end(known), "the rest of a request is waited for alike");
-        }
-        assert_eq!(end(Known { is_running: true, ..unread }), FOREVER, "the operation may end");
+        let offered = Known { offered_since: Some(secs(145)), ..waiting };
+        assert_eq!(end(offered), (155, Step::Cut(CutReason::Silence)));
+        let running = Known { is_running: true, ..blocked };
+        assert_eq!(end(running), (205, Step::Cut(CutReason::Silence)), "the operation may end");
+        // The rest of a request is waited for alike.
+        let uploads = Known { is_sending: false, has_unread: true, ..waiting };
+        assert_eq!(end(uploads), (155, Step::Cut(CutReason::Silence)));
+        let sends = Known { received_at: secs(160), ..uploads };
+        assert_eq!(end(sends), (165, Step::Cut(CutReason::Silence)));
     }
 
     #[test]
@@ -285,8 +328,15 @@ mod tests {
         assert_eq!(end(blocked), (210, Step::Cut(CutReason::Silence)));
         let running = Known { is_running: true, is_sending: false, ..blocked };
         assert_eq!(end(running), (210, Step::Cut(CutReason::Silence)), "the operation goes on");
-        let slow = Known { moved_at: secs(190), ..blocked };
+        let slow = Known { accepted_at: secs(190), ..blocked };
         assert_eq!(end(slow), (250, Step::Cut(CutReason::Silence)), "it reads");
+        let sends = Known { received_at: secs(190), ..blocked };
+        assert_eq!(end(sends), (210, Step::Cut(CutReason::Silence)), "it sends, and does not read");
+        // Pings and other responses move, and this response does not.
+        let offered = Known { blocked_since: None, offered_since: Some(secs(150)), ..slow };
+        assert_eq!(end(offered), (210, Step::Cut(CutReason::Silence)));
+        let both = Known { blocked_since: Some(secs(140)), ..offered };
+        assert_eq!(end(both), (210, Step::Cut(CutReason::Silence)));
         let stopping = Known { stopping_since: Some(secs(160)), ..blocked };
         assert_eq!(end(stopping), (165, Step::Cut(CutReason::Silence)));
         assert_eq!(

@@ -4,8 +4,8 @@
 //! is opened (ALPN). The modules `http1` and `http2` have the two protocols.
 //!
 //! It is known exactly which requests may have been sent: those that a connection has begun to
-//! write. A connection that the upstream has closed is noticed before that. The request then goes to
-//! another one.
+//! write. If the upstream has closed an idle connection, the gateway notices it before that as soon
+//! as the operating system knows. The request then goes to another connection.
 
 mod after_response;
 mod body;
@@ -161,10 +161,8 @@ where
                 Box::new(Http1Connection::new(stream, &*self.idle.clock()))
             }
         };
-        let taken = Evidence::taken_by(connection.opening());
         let exchange = Exchange::new(connection, *request).map_err(|_| NoResponse)?;
-        *evidence = taken;
-        let sent = exchange.send(&self.idle, number, hints).await;
+        let sent = exchange.send(&self.idle, number, hints, evidence).await;
         sent.map(|response| response.map(UpstreamBody::http1)).map_err(|_| NoResponse)
     }
 

@@ -11,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use crate::common::process::Process;
 use crate::common::raw_http::RawClient;
 use crate::common::{InProcess, configuration};
 
@@ -141,6 +142,38 @@ async fn an_early_response_is_an_outcome() {
         upstream.permits.add_permits(1);
         upstream.read().await;
     }
+}
+
+/// The body of such a request counts as memory until the upload has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upload_that_goes_on_after_its_outcome_counts_as_memory() {
+    const MEMORY: &str = "onetake_body_memory_bytes";
+    let upstream = EarlyUpstream::start("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let folder = tempfile::tempdir().unwrap();
+    let large = "[defaults]\nmax_request_body = \"32MiB\"\n";
+    let gateway = Process::start(folder.path(), large, &upstream.url).await;
+    let mut client = RawClient::connect(gateway.address).await;
+    let head = format!(
+        "POST /any/early HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer alice\r\n\
+         Idempotency-Key: an-early-outcome-01\r\nContent-Length: {BODY_BYTES}\r\n\r\n"
+    );
+    client.write(&head).await;
+    client.0.write_all(&vec![b'x'; BODY_BYTES]).await.unwrap();
+    assert_eq!(client.response().await.unwrap().status(), 200);
+    let held = gateway.metric(MEMORY).await;
+    assert!(held >= BODY_BYTES as f64, "{held} bytes");
+    upstream.permits.add_permits(1);
+    upstream.read().await;
+    let given_back = async {
+        while gateway.metric(MEMORY).await > 0.0 {
+            SystemClock.sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::select! {
+        () = given_back => {}
+        () = SystemClock.sleep(STALL_MAX) => panic!("the memory was not given back"),
+    }
+    gateway.kill().await;
 }
 
 /// An upload goes on after a response without a body, and the connections are used again.

@@ -55,6 +55,22 @@ async fn a_head_that_is_too_large_gets_a_problem_in_every_version_of_http() {
     }
 }
 
+/// The parser has a limit of its own for the target, above the default of `max_header_bytes`.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_target_that_is_too_long_gets_a_problem() {
+    let upstream = Upstream::start().await.unwrap();
+    let limits = "[limits]\nmax_header_bytes = \"128KiB\"\n";
+    let gateway = InProcess::start(configuration(&upstream.url(), "", limits)).await;
+    let mut client = RawClient::connect(gateway.address()).await;
+    let target = "x".repeat(70_000);
+    client.write(&format!("GET /{target} HTTP/1.1\r\nHost: a\r\n\r\n")).await;
+    let answer = client.response().await.unwrap();
+    assert_eq!(answer.status(), 431);
+    assert!(answer.text().contains("\"code\":\"request_head_too_large\""), "{answer:?}");
+    assert_eq!(client.rest().await, b"");
+    assert_eq!(upstream.runs_in_all(), 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_malformed_head_gets_a_problem() {
     let upstream = Upstream::start().await.unwrap();

@@ -2,14 +2,14 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::State;
 use axum::response::IntoResponse;
 use axum::routing::post;
+use axum::{Extension, Router};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
@@ -17,7 +17,9 @@ use http_body_util::{BodyExt, Full};
 use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::{Engine, Limits, MemoryStore, OnUnknown, Store, SystemClock, SystemRng, Terms};
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::{FingerprintMode, HttpLimits, InFlight, OnetakeLayer, Policy, Tenant};
+use onetake_http::{
+    FingerprintMode, HttpLimits, InFlight, OnetakeLayer, OperationContext, Policy, Tenant,
+};
 use tokio::sync::Notify;
 use tower::{Layer, Service, ServiceExt};
 
@@ -530,6 +532,33 @@ async fn too_much_memory_for_bodies_is_refused() {
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().status, 200);
     assert_eq!(api.runs(), 1);
+}
+
+/// The memory of a request is given back with its outcome, unless its service still needs the body.
+#[tokio::test]
+async fn a_service_may_hold_the_memory_of_a_request_beyond_its_outcome() {
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let layer = OnetakeLayer::builder(engine).policy(Policy::new()).build().unwrap();
+    let held = Arc::new(Mutex::new(None));
+    let hold = Arc::clone(&held);
+    let router = Router::new()
+        .route("/dropped", post(|_: String| async { "done" }))
+        .route(
+            "/held",
+            post(|Extension(context): Extension<OperationContext>| async move {
+                *hold.lock().unwrap() = Some((context.memory().unwrap(), context));
+            }),
+        )
+        .layer(layer.clone());
+    assert_eq!(send(&router, request("/dropped", KEY, "10")).await.status, 200);
+    assert_eq!(layer.body_bytes(), 0);
+    let body = "1".repeat(10_000);
+    assert_eq!(send(&router, request("/held", "another-key-0123456789", body)).await.status, 200);
+    assert!(layer.body_bytes() > 10_000);
+    let (memory, context) = held.lock().unwrap().take().unwrap();
+    drop(memory);
+    assert_eq!(layer.body_bytes(), 0);
+    assert!(context.memory().is_none());
 }
 
 /// While there is no memory for anything new, retries of recorded operations are answered.

@@ -1,12 +1,17 @@
 //! Tests of idle connections: they are parked, and their clients see no difference.
 
 mod endings;
+mod silence;
 
+use std::pin::Pin;
 use std::sync::Mutex;
 
-use http_body_util::{BodyExt, Full};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
 use onetake_core::ManualClock;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadBuf, duplex};
+use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, yield_now};
 
 use super::super::in_flight::tests::connection_of_tests;
@@ -25,12 +30,14 @@ const TURNS: usize = 100;
 /// Answers with the path and the body of the request.
 #[derive(Default)]
 struct Echo {
-    /// Bodies of requests for `/unread`, which are answered first.
+    /// Bodies of requests for `/unread` and `/held`, which are answered first.
     unread: Mutex<Vec<ClientBody>>,
+    /// Bodies of responses to requests for `/held`, which the test writes.
+    held: Mutex<Vec<mpsc::Sender<&'static str>>>,
 }
 
 impl Answer for Echo {
-    type Body = Full<Bytes>;
+    type Body = UnsyncBoxBody<Bytes, Infallible>;
 
     fn answers(&self) -> ProblemFormat {
         ProblemFormat::default()
@@ -41,10 +48,16 @@ impl Answer for Echo {
         _: SocketAddr,
         _: ConnectionPermit,
         request: Request<ClientBody>,
-    ) -> BoxFuture<'static, Response<Full<Bytes>>> {
+    ) -> BoxFuture<'static, Response<Self::Body>> {
         let echo = Arc::clone(self);
         Box::pin(async move {
             let path = request.uri().path().to_owned();
+            if path == "/held" {
+                let (sender, body) = channel();
+                echo.held.lock().unwrap().push(sender);
+                echo.unread.lock().unwrap().push(request.into_body());
+                return Response::new(UnsyncBoxBody::new(body));
+            }
             let body = match path.as_str() {
                 "/unread" => {
                     echo.unread.lock().unwrap().push(request.into_body());
@@ -53,9 +66,19 @@ impl Answer for Echo {
                 _ => request.into_body().collect().await.unwrap().to_bytes(),
             };
             let text = format!("{path}:{}", String::from_utf8_lossy(&body));
-            Response::new(Full::new(text.into()))
+            Response::new(UnsyncBoxBody::new(Full::new(text.into())))
         })
     }
+}
+
+/// A body, and the way of its parts.
+fn channel() -> (mpsc::Sender<&'static str>, impl Body<Data = Bytes, Error = Infallible> + Unpin) {
+    let (sender, receiver) = mpsc::channel(1);
+    let frames = futures_util::stream::unfold(receiver, |mut receiver| async move {
+        let text: &str = receiver.recv().await?;
+        Some((Ok(Frame::data(Bytes::from_static(text.as_bytes()))), receiver))
+    });
+    (sender, StreamBody::new(Box::pin(frames)))
 }
 
 /// A connection, and its client.
@@ -79,8 +102,17 @@ impl World {
         client: DuplexStream,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     ) -> Self {
-        let (clock, activity, stop) =
-            (ManualClock::default(), Arc::<Activity>::default(), CancellationToken::new());
+        let activity = Arc::<Activity>::default();
+        Self::with(client, PeerStream::new(stream, Arc::clone(&activity)), activity)
+    }
+
+    /// A connection over a stream that notes what moves.
+    fn with(
+        client: DuplexStream,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        activity: Arc<Activity>,
+    ) -> Self {
+        let (clock, stop) = (ManualClock::default(), CancellationToken::new());
         let (echo, phase) = (Arc::<Echo>::default(), Arc::<Phase>::default());
         let connection = ClientConnection {
             edge: Arc::clone(&echo),
@@ -224,6 +256,60 @@ async fn a_byte_in_the_moment_of_parking_is_served() {
             world.expects("/second:2").await;
             world.park().await;
         }
+    }
+}
+
+/// A stream of which every other read finds nothing at first.
+struct EveryOther(DuplexStream, bool);
+
+impl AsyncRead for EveryOther {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        self.1 = !self.1;
+        if self.1 {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Pin::new(&mut self.0).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for EveryOther {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+/// hyper is polled once more between the decision to park and the parking.
+#[tokio::test]
+async fn a_connection_is_not_parked_right_after_a_request() {
+    for turns in 0..20 {
+        let (client, stream) = duplex(64 << 10);
+        let mut world = World::over(client, EveryOther(stream, false));
+        world.asks("/first", "1").await;
+        for _ in 0..turns {
+            yield_now().await;
+        }
+        world.clock.advance(SECOND);
+        world.client.write_all(request("/second", "2").as_bytes()).await.unwrap();
+        world.expects("/second:2").await;
+        settle().await;
+        assert!(!world.activity.is_parked(), "{turns}");
     }
 }
 

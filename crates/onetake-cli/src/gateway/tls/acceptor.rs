@@ -7,7 +7,7 @@ use std::time::Duration;
 use onetake_core::Clock;
 use rustls::ServerConfig;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -59,10 +59,10 @@ impl Acceptor {
     }
 
     /// Performs the handshake with a client, with the current certificate.
-    pub(in super::super) async fn accept(
-        &self,
-        stream: TcpStream,
-    ) -> io::Result<Box<TlsStream<TcpStream>>> {
+    pub(in super::super) async fn accept<S>(&self, stream: S) -> io::Result<Box<TlsStream<S>>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         let handshake = async {
             let _place = self.places.acquire().await.map_err(io::Error::other)?;
             let config = Arc::clone(&self.config.borrow());
@@ -90,7 +90,7 @@ fn server_config(identity: Arc<CertifiedKey>) -> Result<ServerConfig, TlsFailed>
 #[cfg(test)]
 mod tests {
     use onetake_core::{ManualClock, Timestamp};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 

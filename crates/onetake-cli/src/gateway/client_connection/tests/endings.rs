@@ -1,13 +1,11 @@
 //! Tests of the ends of requests and of connections.
 
 use std::io;
-use std::pin::Pin;
 
 use futures_util::FutureExt;
 use http_body_util::StreamBody;
 use hyper::body::Frame;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::io::ReadBuf;
 
 use super::*;
 
@@ -196,6 +194,40 @@ async fn a_connection_with_empty_lines_behind_its_request_ends_in_order() {
         world.advance(SECOND).await;
         world.asks("/second", "2").await;
         world.park().await;
+    }
+}
+
+/// The empty lines arrive after the response, or before the first request.
+#[tokio::test]
+async fn empty_lines_are_not_a_slow_head() {
+    for lines in ["\r\n", "\n", "\r\n\r\n"] {
+        for is_first in [false, true] {
+            let mut world = World::new();
+            if !is_first {
+                world.asks("/first", "1").await;
+            }
+            world.send(lines).await;
+            assert!(!world.activity.has_head(), "{lines:?} {is_first}");
+            for _ in 0..TIMEOUTS.head.as_secs() + 5 {
+                world.advance(SECOND).await;
+            }
+            world.asks("/next", "2").await;
+            world.advance(TIMEOUTS.keep_alive).await;
+            world.expects_end().await;
+        }
+    }
+}
+
+/// A head that hyper refuses is refused with a problem, whatever it begins with.
+#[tokio::test]
+async fn a_malformed_head_behind_empty_lines_gets_a_problem() {
+    for head in ["\r\n\rGET / HTTP/1.1\r\n\r\n", "\rX\r\n\r\n", "\n\0\r\n\r\n"] {
+        let mut world = World::new();
+        world.send(head).await;
+        let response = world.response().await;
+        assert!(response.starts_with("HTTP/1.1 400 "), "{head:?}: {response}");
+        assert!(response.contains("request_refused"), "{head:?}: {response}");
+        world.expects_end().await;
     }
 }
 

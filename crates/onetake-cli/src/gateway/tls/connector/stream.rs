@@ -1,15 +1,19 @@
 //! A connection to an upstream, plain or encrypted.
 
+use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use hyper_util::client::legacy::connect::{Connected, Connection};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::task::unconstrained;
 use tokio_rustls::client::TlsStream;
 
 use super::Protocols;
@@ -136,6 +140,30 @@ impl Stream {
         Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
     }
 
+    /// True if the connection is open, and the upstream has sent nothing that is unread.
+    ///
+    /// This asks the operating system. A read of the runtime would not do: after a read that emptied
+    /// the socket, the runtime answers from memory until its next look at all sockets. On a busy
+    /// core, an end of the connection can have arrived long before.
+    pub(in super::super::super) fn is_quiet(&mut self) -> bool {
+        let socket = match self {
+            Self::Plain(plain) => &plain.stream,
+            Self::Encrypted(encrypted) => {
+                // Messages of TLS itself, such as session tickets, are read first.
+                if !encrypted.has_no_data() {
+                    return false;
+                }
+                encrypted.stream.get_ref().0
+            }
+        };
+        recv(socket, &mut [0; 1], RecvFlags::PEEK).is_err_and(|error| error == Errno::WOULDBLOCK)
+    }
+
+    /// True if the connection is not encrypted.
+    pub(in super::super::super) fn is_plain(&self) -> bool {
+        matches!(self, Self::Plain(_))
+    }
+
     /// Returns the upstream's first message, or `None` for a plain connection of HTTP/2, which has
     /// no handshake.
     pub(in super::super::super) fn opening(&self) -> Option<Opening> {
@@ -147,6 +175,15 @@ impl Stream {
 }
 
 impl Encrypted {
+    /// True if nothing of the upstream can be read, as far as the runtime knows. The budget of the
+    /// task does not count, because a read without budget is pending.
+    fn has_no_data(&mut self) -> bool {
+        let (mut byte, mut context) = ([0], Context::from_waker(Waker::noop()));
+        let stream = &mut self.stream;
+        let read = poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut byte)));
+        pin!(unconstrained(read)).poll(&mut context).is_pending()
+    }
+
     fn poll_read(
         &mut self,
         context: &mut Context<'_>,

@@ -37,6 +37,7 @@ enum Source {
     /// A task reads the body, because it also writes the rest of the request.
     Task {
         frames: mpsc::Receiver<Result<Frame<Bytes>, BoxError>>,
+        /// The size of what is left.
         size: SizeHint,
         /// The way of permits to the task.
         permits: Option<oneshot::Sender<Box<dyn Send>>>,
@@ -309,7 +310,15 @@ impl Body for Http1Body {
             Source::Stream(stream) => {
                 stream.poll(cx).map(|frame| frame.map(|frame| frame.map_err(BoxError::from)))
             }
-            Source::Task { frames, .. } => frames.poll_recv(cx),
+            Source::Task { frames, size, .. } => {
+                let frame = ready!(frames.poll_recv(cx));
+                if let (Some(left), Some(Ok(frame))) = (size.exact(), &frame)
+                    && let Some(data) = frame.data_ref()
+                {
+                    *size = SizeHint::with_exact(left.saturating_sub(data.len() as u64));
+                }
+                Poll::Ready(frame)
+            }
         }
     }
 

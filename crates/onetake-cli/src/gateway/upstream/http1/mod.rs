@@ -3,7 +3,7 @@
 //! This is a client of our own and not hyper's, for three reasons. A connection needs no task and
 //! no channel: the request that uses it writes and reads in its own task. A response may have many
 //! headers, and only such a response pays for a large table of them. And the evidence is exact:
-//! a request counts as sent from its first write on.
+//! a request counts as sent from its first write on, unless that write fails.
 //!
 //! It is strict where two readers could differ: a response with several lengths, with an unknown
 //! transfer coding or with bytes behind its end is an error, or the connection is not used again.
@@ -22,11 +22,11 @@ mod idle;
 mod request;
 mod response;
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -34,10 +34,9 @@ use http::{Method, Request, Response};
 use hyper::body::Body;
 use onetake_core::Clock;
 use onetake_http::BoxError;
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::task::unconstrained;
 use tokio_util::io::poll_read_buf;
 
+use super::Evidence;
 use crate::gateway::early_hints::HintSender;
 use crate::gateway::tls::{Opening, Stream};
 pub(super) use body::Http1Body;
@@ -71,20 +70,10 @@ impl Http1Connection {
         Self { stream, read, write, opening, opened, since: opened }
     }
 
-    /// The upstream's first message on this connection.
-    pub(super) fn opening(&self) -> &Option<Opening> {
-        &self.opening
-    }
-
     /// True if an idle connection can take a request: the upstream has neither closed it nor sent
-    /// anything. The budget of the task does not count, because a read without budget is pending.
+    /// anything.
     fn is_usable(&mut self) -> bool {
-        let mut byte = [0];
-        let mut context = Context::from_waker(Waker::noop());
-        let stream = &mut self.stream;
-        let read = poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut byte)));
-        let is_open = pin!(unconstrained(read)).poll(&mut context).is_pending();
-        is_open && self.read.is_empty()
+        self.read.is_empty() && self.stream.is_quiet()
     }
 
     /// Reads more bytes. Returns 0 at the end of the connection.
@@ -146,19 +135,27 @@ where
     /// to the idle ones when request and response are complete.
     ///
     /// # Errors
-    /// If the upload breaks off, or the upstream sends no valid head. A part of the request may
-    /// have been sent.
+    /// If the upload breaks off, or the upstream sends no valid head. The evidence says whether a
+    /// part of the request may have been sent.
     pub(super) async fn send(
         self,
         idle: &Arc<Idle>,
         upstream: usize,
         hints: Option<HintSender<'_>>,
+        evidence: &mut Evidence,
     ) -> Result<Response<Http1Body>, BoxError> {
         let Self { mut connection, mut upload, mut heads } = self;
+        *evidence = Evidence::taken_by(&connection.opening);
         let mut is_broken = false;
         let head = poll_fn(|cx| {
             if !is_broken && let Poll::Ready(Err(error)) = upload.poll(&mut connection.stream, cx) {
                 match error {
+                    // The first write has failed, so nothing has left. Over TLS, a part of it may
+                    // have.
+                    UploadError::Write if upload.moved() == 0 && connection.stream.is_plain() => {
+                        *evidence = Evidence::default();
+                        return Poll::Ready(Err("the connection was closed before".into()));
+                    }
                     // The upstream may have answered before it stopped to read.
                     UploadError::Write => is_broken = true,
                     UploadError::Body(error) => return Poll::Ready(Err(error)),

@@ -1,5 +1,6 @@
 //! Tests of whole exchanges, with an upstream of raw bytes.
 
+mod closed;
 mod early;
 
 use super::super::after_response::AFTER_RESPONSE;
@@ -43,12 +44,19 @@ impl Pair {
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
-        let connection = self.connection.take().or_else(|| self.idle.take(0)).unwrap();
-        Exchange::new(connection, request)?.send(&self.idle, 0, None).await
+        let exchange = Exchange::new(self.connection(), request)?;
+        exchange.send(&self.idle, 0, None, &mut Evidence::default()).await
+    }
+
+    /// The connection, which was not used yet or is idle.
+    fn connection(&mut self) -> Box<Http1Connection> {
+        self.connection.take().or_else(|| self.idle.take(0)).unwrap()
     }
 
     /// Sends a GET to an upstream that answers with these bytes.
     async fn get(&mut self, answer: &[u8]) -> Sent {
+        // With bytes that nobody asked for, an idle connection is not usable.
+        self.connection = Some(self.connection());
         self.upstream.write_all(answer).await.unwrap();
         self.send(Request::get("/").body(Full::<Bytes>::default()).unwrap()).await
     }
@@ -58,14 +66,16 @@ impl Pair {
     where
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
-        let connection = self.connection.take().or_else(|| self.idle.take(0)).unwrap();
+        let connection = self.connection();
         let (exchange, idle) = (Exchange::new(connection, request).unwrap(), self.idle.clone());
         let upstream = async {
             let got = self.got(end).await;
             self.upstream.write_all(OK).await.unwrap();
             got
         };
-        let (sent, got) = tokio::join!(exchange.send(&idle, 0, None), upstream);
+        let mut evidence = Evidence::default();
+        let sending = exchange.send(&idle, 0, None, &mut evidence);
+        let (sent, got) = tokio::join!(sending, upstream);
         assert_eq!(sent.unwrap().status(), 200);
         got
     }
@@ -205,7 +215,10 @@ async fn a_response_that_is_no_http_is_an_error() {
             answer
         });
         let request = Request::get("/").body(Full::<Bytes>::default()).unwrap();
-        let sent = Exchange::new(connection.unwrap(), request).unwrap().send(&idle, 0, None).await;
+        let sent = Exchange::new(connection.unwrap(), request)
+            .unwrap()
+            .send(&idle, 0, None, &mut Evidence::default())
+            .await;
         let answer = answering.await.unwrap();
         assert!(sent.is_err(), "{}", answer.get(..60).unwrap_or(&answer));
         assert!(idle.take(0).is_none());
@@ -306,7 +319,9 @@ async fn large_data_is_written_whole() {
             request.headers_mut().insert("transfer-encoding", "chunked".parse().unwrap());
         }
         let exchange = Exchange::new(connection, request).unwrap();
-        let sending = tokio::spawn(async move { exchange.send(&idle, 0, None).await.map(drop) });
+        let sending = tokio::spawn(async move {
+            exchange.send(&idle, 0, None, &mut Evidence::default()).await.map(drop)
+        });
         let end = if is_chunked { "\r\n0\r\n\r\n" } else { "x" };
         let mut got = String::new();
         while !(got.len() > large.len() && got.ends_with(end)) {
@@ -658,7 +673,7 @@ async fn we_read(answer: &[u8], step: usize) -> Seen {
         drop(writing);
     };
     let reading = async {
-        match exchange.send(&idle, 0, None).await {
+        match exchange.send(&idle, 0, None, &mut Evidence::default()).await {
             Ok(response) => seen(response).await,
             Err(_) => None,
         }

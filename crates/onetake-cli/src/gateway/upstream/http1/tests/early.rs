@@ -91,6 +91,30 @@ async fn an_early_response_without_a_body_does_not_end_its_upload() {
     }
 }
 
+/// The layer compares the rest of a response with the room for a recording.
+#[tokio::test]
+async fn an_early_response_knows_what_is_left_of_it() {
+    let mut pair = Pair::with_clock(Arc::new(ManualClock::default())).await;
+    let (sender, request) = post();
+    pair.upstream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nea").await.unwrap();
+    let mut response = pair.send(request).await.unwrap();
+    let body = response.body_mut();
+    assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(4), false));
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ea");
+    assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(2), false));
+    pair.upstream.write_all(b"rl").await.unwrap();
+    let body = response.body_mut();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "rl");
+    assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(0), true));
+    // hyper drops such a body here, and the upload goes on.
+    drop(response);
+    sender.send("abcdef").await.unwrap();
+    pair.got("abcdef").await;
+    while !pair.idle.has_usable() {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// A client that leaves before the end of the response ends the exchange.
 #[tokio::test]
 async fn an_early_response_that_is_dropped_ends_its_upload() {

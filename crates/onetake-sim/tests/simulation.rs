@@ -49,6 +49,13 @@ fn an_answer_that_leaves_before_the_decision_tells_nothing() {
     passes(737);
 }
 
+/// The checker was wrong about two operators who settled an unknown attempt at the same time: it
+/// counted as settled by its process, because its lease had been renewed.
+#[test]
+fn two_operators_may_settle_an_unknown_attempt() {
+    passes(90_004_339);
+}
+
 #[test]
 fn every_theme_occurs_and_half_of_the_plans_have_none() {
     let themes: Vec<Option<Theme>> = (0..600).map(|seed| Plan::new(seed).theme).collect();

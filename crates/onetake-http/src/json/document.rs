@@ -9,7 +9,7 @@ use super::{Number, Pointer};
 
 /// A JSON body that was checked, without loss.
 ///
-/// It holds the body, and a [`Node`] of twelve bytes for each value and each member name, in the
+/// It holds the body, and a node of twelve bytes for each value and each member name, in the
 /// order of the body. A tree of values would take up to 32 times the size of the body, and most of
 /// the time would go into its allocations. The `Debug` form hides the content, because bodies must
 /// not be logged.

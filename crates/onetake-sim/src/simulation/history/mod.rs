@@ -70,7 +70,7 @@ pub(super) struct Facts {
     run_max: Vec<Duration>,
     /// The most operations that each node may run at once.
     running_max: Vec<usize>,
-    /// Attempts that were running before their last settlement that was done.
+    /// Attempts that were running until a settlement gave them an outcome, or released them.
     settled_while_running: BTreeSet<AttemptId>,
     /// Attempts whose process learns at this time that they are settled.
     told: BTreeMap<AttemptId, Micros>,

@@ -111,7 +111,11 @@ impl History {
         let owns = before.as_ref().is_some_and(|record| record.attempt == settlement.attempt);
         let was_running =
             before.as_ref().is_some_and(|record| matches!(record.state, State::Running { .. }));
-        if is_done && owns && was_running {
+        // A renewed attempt still runs, and one that became unknown can be settled by others.
+        let is_final = after.is_some_and(|record| {
+            !matches!(record.state, State::Running { .. } | State::Unknown { .. })
+        });
+        if is_done && owns && was_running && is_final {
             facts.settled_while_running.insert(settlement.attempt);
         }
         if is_done && !owns {

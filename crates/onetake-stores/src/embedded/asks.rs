@@ -11,7 +11,7 @@
 use onetake_core::{RecordId, StoreError, Timestamp};
 
 use super::lsm_table::LsmTable;
-use super::tables::{broken, moment_entry, moment_key};
+use super::tables::{moment_entry, moment_key, unread};
 
 const ALL: &[u8] = b"ask:";
 
@@ -27,5 +27,5 @@ pub(super) fn due(
 ) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
     let end = key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
     let entry = |key: lsm_tree::Slice| moment_entry(key.strip_prefix(ALL).unwrap_or_default());
-    table.keys(ALL.to_vec()..=end).map(move |key| key.map_err(broken).and_then(entry))
+    table.keys(ALL.to_vec()..=end).map(move |key| key.map_err(unread).and_then(entry))
 }

@@ -10,10 +10,10 @@ use std::ops::Bound;
 use bytes::Bytes;
 
 use onetake_core::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
-use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp, clock::micros};
+use onetake_core::{RecordId, StoreError, Timestamp, clock::micros};
 
 use super::lsm_table::LsmTable;
-use super::tables::broken;
+use super::tables::{damaged_entry, unread};
 
 const ALL: &[u8] = b"note:";
 const OF: &[u8] = b"note-of:";
@@ -41,7 +41,7 @@ pub(super) fn read(
     let range = (Bound::Included(prefix), Bound::Excluded(end));
     let mut places = Vec::new();
     for key in table.keys(range).rev().take(limit) {
-        places.push(place(&key.map_err(broken)?)?);
+        places.push(place(&key.map_err(unread)?)?);
     }
     let mut entries = Vec::new();
     for place in &places {
@@ -62,7 +62,7 @@ pub(super) fn old(
     let end = key(&AuditPosition::before(kept_since));
     let mut old = Vec::new();
     for key in table.keys(ALL.to_vec()..end).take(limit) {
-        let place = place(&key.map_err(broken)?)?;
+        let place = place(&key.map_err(unread)?)?;
         if let Some(entry) = load(table, place)? {
             old.push((place, entry.id));
         }
@@ -72,7 +72,7 @@ pub(super) fn old(
 
 /// Loads a note. An unreadable note is skipped, so that it hides no other.
 fn load(table: &LsmTable, place: AuditPosition) -> Result<Option<AuditEntry>, StoreError> {
-    let Some(value) = table.get(&key(&place)).map_err(broken)? else { return Ok(None) };
+    let Some(value) = table.get(&key(&place)).map_err(unread)? else { return Ok(None) };
     match AuditEntry::decode(place, Bytes::copy_from_slice(&value)) {
         Ok(entry) => Ok(Some(entry)),
         Err(error) => {
@@ -83,7 +83,8 @@ fn load(table: &LsmTable, place: AuditPosition) -> Result<Option<AuditEntry>, St
 }
 
 fn place(key: &[u8]) -> Result<AuditPosition, StoreError> {
-    key.last_chunk().copied().map(AuditPosition::from_bytes).ok_or_else(|| {
-        StoreError::new(StoreErrorKind::Corrupt, "the key of an entry of the audit log is damaged")
-    })
+    key.last_chunk()
+        .copied()
+        .map(AuditPosition::from_bytes)
+        .ok_or_else(|| damaged_entry("the key of an entry of the audit log is damaged"))
 }

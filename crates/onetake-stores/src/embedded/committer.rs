@@ -427,7 +427,13 @@ impl Sweeping {
     ) -> CommitStep {
         let asked = self.left.min(SWEEP_STEP);
         let due = tables.expiry.due(now, asked).and_then(|due| {
-            group.remove_old_notes(now, SWEEP_STEP)?;
+            match group.remove_old_notes(now, SWEEP_STEP) {
+                // Damage of the audit log must not keep expired records.
+                Err(error) if error.kind() == StoreErrorKind::Invalid => {
+                    tracing::warn!(%error, "old entries of the audit log could not be removed");
+                }
+                removed => removed?,
+            }
             memory.sweep(tables, group, now, &due, &mut self.swept)?;
             due.last().copied().into_iter().for_each(|last| tables.expiry.passed(last));
             Ok(due.len())
@@ -436,11 +442,12 @@ impl Sweeping {
             Err(error) => CommitStep::Over(answer(Err(error), self.to)),
             Ok(seen) => {
                 self.left -= seen;
-                if seen == asked && self.left > 0 {
+                // A step may see fewer entries than it asked for: it ends at a damaged block.
+                if seen > 0 && self.left > 0 {
                     return CommitStep::GoesOn(self);
                 }
                 *removed += self.swept.removed;
-                self.swept.more = seen == asked && asked > 0;
+                self.swept.more = seen > 0;
                 CommitStep::Over(answer(Ok(self.swept), self.to))
             }
         }

@@ -4,21 +4,25 @@
 //! entry until its files are merged, and a reader must skip all of them. So the index remembers a
 //! key below which there is no entry, and the next step starts there. Otherwise each step would be
 //! slower than the one before.
+//!
+//! A damaged block of a file hides the entries in it: the next step starts behind it. Only the last
+//! block of the index in a file hides the later entries too, because a reader needs it to leave the
+//! file.
 
 use std::cell::Cell;
 
 use lsm_tree::{SeqNo, Slice};
-use onetake_core::{RecordId, StoreError, Timestamp};
+use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::lsm_table::{LsmTable, LsmTree};
-use super::tables::{MomentKey, broken, moment_entry, moment_key};
+use super::tables::{MomentKey, moment_entry, moment_key, unread};
 
 /// The prefix of the table.
 const PREFIX: u8 = b'e';
 
 pub(super) struct ExpiryIndex {
     table: LsmTable,
-    /// There is no entry below this key.
+    /// There is no entry below this key that can be read.
     empty_below: Cell<MomentKey>,
 }
 
@@ -27,20 +31,70 @@ impl ExpiryIndex {
         Self { table: LsmTable::new(tree, PREFIX), empty_below: Cell::default() }
     }
 
-    /// Returns up to `limit` entries that are due, the oldest first.
+    /// Returns up to `limit` entries that are due, the oldest first. Entries in a damaged block are
+    /// left out.
     pub(super) fn due(
         &self,
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
-        let first = self.empty_below.get();
         let last = moment_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
-        // The store's clock may have gone back.
-        if first > last {
-            return Ok(Vec::new());
+        loop {
+            let first = self.empty_below.get();
+            // The store's clock may have gone back.
+            if first > last {
+                return Ok(Vec::new());
+            }
+            match self.read(first, last, limit) {
+                Err(error) if error.kind() == StoreErrorKind::Invalid => {
+                    tracing::warn!(%error, "a sweep skips entries that cannot be read");
+                    self.empty_below.set(self.behind_damage(first, last));
+                }
+                read => return read,
+            }
         }
-        let keys = self.table.keys(first..=last).take(limit);
-        keys.map(|key| key.map_err(broken).and_then(|key| moment_entry(&key))).collect()
+    }
+
+    /// Reads entries until the first one that cannot be read. Returns its error if there are no
+    /// entries before it.
+    fn read(
+        &self,
+        first: MomentKey,
+        last: MomentKey,
+        limit: usize,
+    ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
+        let mut entries = Vec::new();
+        for key in self.table.keys(first..=last).take(limit) {
+            match key.map_err(unread).and_then(|key| moment_entry(&key)) {
+                Ok(entry) => entries.push(entry),
+                Err(error) if entries.is_empty() => return Err(error),
+                // The next step reports the error.
+                Err(_) => break,
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Returns a key after `first`, which cannot be read, from which on entries can be read again. A
+    /// block has no length in time, so the distance is doubled, and then narrowed down.
+    fn behind_damage(&self, first: MomentKey, last: MomentKey) -> MomentKey {
+        let begin = moment_entry(&first).map_or(0, |(at, _)| at.as_micros());
+        let key = |distance| {
+            let at = Timestamp::from_micros(begin.saturating_add(distance));
+            moment_key(at, RecordId::from_bytes([0; RecordId::BYTES]))
+        };
+        let can_be_read =
+            |distance| key(distance) > last || self.read(key(distance), last, 1).is_ok();
+        let mut far = 1_u64;
+        while !can_be_read(far) {
+            far = far.saturating_mul(2);
+        }
+        let mut near = far / 2;
+        while far - near > 1 {
+            let middle = near + (far - near) / 2;
+            *(if can_be_read(middle) { &mut far } else { &mut near }) = middle;
+        }
+        key(far)
     }
 
     /// Records that the changes that are applied next remove all entries up to this one.
@@ -78,14 +132,14 @@ mod tests {
     struct Index {
         tree: LsmTree,
         index: ExpiryIndex,
-        _folder: tempfile::TempDir,
+        folder: tempfile::TempDir,
     }
 
     impl Index {
         fn with(entries: impl IntoIterator<Item = u64>) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
-            let this = Self { index: ExpiryIndex::new(&tree), tree, _folder: folder };
+            let this = Self { index: ExpiryIndex::new(&tree), tree, folder };
             entries.into_iter().for_each(|at| this.insert(at));
             this
         }
@@ -135,6 +189,40 @@ mod tests {
         index.index.passed(due[0]);
         index.insert(3);
         assert_eq!(index.step(1), [3]);
+    }
+
+    /// The entries behind a damaged block are swept, and those before it.
+    #[test]
+    fn a_damaged_block_hides_only_its_own_entries() {
+        const COUNT: u64 = 10_000;
+        let mut index = Index::with(1..=COUNT);
+        index.tree.seal();
+        index.tree.flush().unwrap();
+        let table = std::fs::read_dir(index.folder.path().join("tables")).unwrap().next();
+        let table = table.unwrap().unwrap().path();
+        let mut bytes = std::fs::read(&table).unwrap();
+        // The blocks of entries come first.
+        let at = bytes.len() / 4;
+        bytes[at] ^= 1;
+        std::fs::write(&table, bytes).unwrap();
+        // Nothing is in the cache.
+        index.tree = LsmTree::open(index.folder.path(), 1 << 20).unwrap();
+        index.index = ExpiryIndex::new(&index.tree);
+
+        let now = Timestamp::from_micros(2 * COUNT);
+        let mut swept = Vec::new();
+        loop {
+            let due = index.index.due(now, 64).unwrap();
+            let Some(last) = due.last().copied() else { break };
+            index.index.passed(last);
+            for (at, id) in &due {
+                index.index.write(&moment_key(*at, *id), None, index.tree.next_write());
+            }
+            swept.extend(due.into_iter().map(|(at, _)| at.as_micros()));
+        }
+        let hidden = COUNT - swept.len() as u64;
+        assert!(hidden > 0 && hidden < 1_000, "{hidden} entries are hidden");
+        assert_eq!((swept[0], *swept.last().unwrap()), (1, COUNT));
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! older version in `settled` until it is settled again. The running one takes precedence.
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::{Bound, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -64,8 +65,12 @@ impl Tables {
         match self.settled.get(id.as_bytes()) {
             Ok(None) => Ok(None),
             Ok(Some(value)) => decode(id, &value).map(Some),
-            Err(error) if is_out_of_files(&error) => Err(broken(error)),
-            Err(error) => Err(unreadable(id).with_source(error)),
+            Err(error) => match unread(error) {
+                damage if damage.kind() == StoreErrorKind::Invalid => {
+                    Err(unreadable(id).with_source(damage))
+                }
+                error => Err(error),
+            },
         }
     }
 
@@ -78,7 +83,7 @@ impl Tables {
         let from = from.as_ref().map(|id| id.as_bytes().as_slice());
         let start = from.map_or(Bound::Unbounded, Bound::Excluded);
         let keys = self.settled.keys::<&[u8]>((start, Bound::Unbounded)).take(limit);
-        keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
+        keys.map(|key| key.map_err(unread).and_then(|key| record_id(&key))).collect()
     }
 
     /// Returns the ids of settled records in this range, in order.
@@ -89,7 +94,7 @@ impl Tables {
     ) -> Result<Vec<RecordId>, StoreError> {
         let (first, last) = (*range.start().as_bytes(), *range.end().as_bytes());
         let keys = self.settled.keys(first..=last).take(limit);
-        keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
+        keys.map(|key| key.map_err(unread).and_then(|key| record_id(&key))).collect()
     }
 
     /// Returns the entries of the reconcile index that are due, the longest due first.
@@ -370,18 +375,20 @@ pub(super) fn moment_key(at: Timestamp, id: RecordId) -> MomentKey {
 }
 
 pub(super) fn moment_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
-    let bad =
-        || StoreError::new(StoreErrorKind::Corrupt, "an entry of an index by time is damaged");
+    let bad = || damaged_entry("an entry of an index by time is damaged");
     let (at, id) = key.split_at_checked(8).ok_or_else(bad)?;
     let at = u64::from_be_bytes(at.try_into().map_err(|_| bad())?);
     Ok((Timestamp::from_micros(at), record_id(id)?))
 }
 
 pub(super) fn record_id(key: &[u8]) -> Result<RecordId, StoreError> {
-    let bytes = key
-        .try_into()
-        .map_err(|_| StoreError::new(StoreErrorKind::Corrupt, "a record's key is damaged"))?;
+    let bytes = key.try_into().map_err(|_| damaged_entry("a record's key is damaged"))?;
     Ok(RecordId::from_bytes(bytes))
+}
+
+/// The error for an entry that makes no sense. All other entries still work.
+pub(super) fn damaged_entry(what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Invalid, what)
 }
 
 pub(super) fn decode(id: RecordId, value: &[u8]) -> Result<Record, StoreError> {
@@ -395,16 +402,34 @@ fn unreadable(id: RecordId) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, message)
 }
 
-/// The error of a read. One without descriptors is over when there are some again.
-pub(super) fn broken(error: lsm_tree::Error) -> StoreError {
-    if is_out_of_files(&error) {
-        let what = "reading the data folder failed: the process has too many open files";
-        return StoreError::new(StoreErrorKind::Unavailable, what).with_source(error);
-    }
-    failed(error)
+/// The error of a read without which the store cannot go on.
+fn broken(error: lsm_tree::Error) -> StoreError {
+    if is_out_of_files(&error) { unread(error) } else { failed(error) }
 }
 
-pub(super) fn is_out_of_files(error: &lsm_tree::Error) -> bool {
+/// The error of a read of several entries. A damaged block costs the entries in it, and the store
+/// goes on. Other errors of the operating system may be over later, such as too many open files.
+pub(super) fn unread(error: lsm_tree::Error) -> StoreError {
+    let (kind, what) = match &error {
+        error if is_out_of_files(error) => {
+            (StoreErrorKind::Unavailable, "the process has too many open files".to_owned())
+        }
+        lsm_tree::Error::Io(error) if !is_damage(error) => {
+            (StoreErrorKind::Unavailable, error.to_string())
+        }
+        error => (StoreErrorKind::Invalid, format!("a table is damaged ({error})")),
+    };
+    StoreError::new(kind, format!("reading the data folder failed: {what}")).with_source(error)
+}
+
+/// True if the bytes of a file are gone: a bad sector, or a file that is too short.
+fn is_damage(error: &io::Error) -> bool {
+    /// The number of the error "input/output error".
+    const EIO: i32 = 5;
+    error.raw_os_error() == Some(EIO) || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+fn is_out_of_files(error: &lsm_tree::Error) -> bool {
     matches!(error, lsm_tree::Error::Io(error) if is_too_many(error))
 }
 

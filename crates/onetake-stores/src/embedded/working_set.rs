@@ -202,7 +202,11 @@ impl WorkingSet {
             if found.len() >= limit {
                 break;
             }
-            let (at, id) = entry?;
+            let (at, id) = match entry {
+                // The entries before it are not hidden.
+                Err(_) if !found.is_empty() => break,
+                entry => entry?,
+            };
             match self.find(tables, id) {
                 Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
                     found.push(DueAttempt { id, attempt: record.attempt });

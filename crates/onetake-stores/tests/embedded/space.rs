@@ -10,7 +10,8 @@ use futures_util::FutureExt;
 use onetake_core::clock::ManualClock;
 use onetake_core::store::{Due, DueAttempt};
 use onetake_core::{
-    Claim, Claimed, Recording, Settled, Settlement, Store, StoreErrorKind, Transition,
+    Claim, Claimed, Engine, Recording, Settled, Settlement, Store, StoreError, StoreErrorKind,
+    Transition,
 };
 use onetake_sim::servers::until;
 use onetake_stores::EmbeddedStore;
@@ -199,13 +200,17 @@ async fn the_log_stays_short_and_has_what_the_tables_lack() {
 }
 
 /// A damaged file of a table costs the records in it, which are refused. The others go on, although
-/// files cannot be merged any more.
+/// files cannot be merged any more. Lists and sweeps that need the file fail, and do not end the
+/// engine.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
     const BODY: usize = 100_000;
     let folder = tempfile::tempdir().unwrap();
-    let clock = Arc::new(onetake_core::SystemClock);
-    let store = EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, clock).unwrap();
+    let clock = ManualClock::default();
+    let store =
+        EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, Arc::new(clock.clone())).unwrap();
+    let store = Arc::new(store);
+    let engine = Engine::builder(Arc::clone(&store) as Arc<dyn Store>).housekeeping(None).build();
     // The log is needed from its second segment on once the tables are in files.
     let has_files = || {
         let witness = fs::read_to_string(folder.path().join("WITNESS")).unwrap();
@@ -213,6 +218,7 @@ async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
     };
     let write = async |number: u32| {
         let claim = claim(&format!("key {number}"), 1);
+        clock.advance(Duration::from_millis(1));
         granted(&store, &claim).await;
         complete(&store, &claim, vec![b'x'; BODY]).await;
         claim
@@ -222,12 +228,7 @@ async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
         written.push(write(written.len() as u32).await);
     }
     let damaged = written.len();
-    let file = fs::read_dir(folder.path().join("tables/tables")).unwrap().next();
-    let file = file.unwrap().unwrap().path();
-    let mut bytes = fs::read(&file).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 0x20;
-    fs::write(&file, bytes).unwrap();
+    damage_a_table(folder.path());
     // More than enough for the files of many segments.
     for number in 0..500 {
         written.push(write(10_000 + number).await);
@@ -247,5 +248,33 @@ async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
         }
     }
     assert!(whole >= 500 && refused > 0, "{whole} whole, {refused} refused");
+
+    let is_refused =
+        |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
+    is_refused(engine.page(None, 1_000).await.unwrap_err());
+    is_refused(engine.audit_entries(None, None, 10).await.unwrap_err());
+    is_refused(store.due(Due::Reconcile, 10).await.unwrap_err());
+    for claim in &written {
+        match engine.find(claim.id.reference()).await {
+            Ok(found) => assert_eq!(found, [claim.id]),
+            Err(error) => is_refused(error),
+        }
+    }
+    clock.advance(Duration::from_secs(2 * 86_400));
+    while engine.sweep(1_000).await.more {}
+    write(99_999).await;
+    assert!(engine.fatal().now_or_never().is_none(), "the engine goes on");
     store.close().await.unwrap();
+}
+
+/// Changes two bits of a table: one in its first block, which has the entries of all indexes, and one
+/// in the middle, where records are.
+fn damage_a_table(folder: &Path) {
+    let file = fs::read_dir(folder.join("tables/tables")).unwrap().next();
+    let file = file.unwrap().unwrap().path();
+    let mut bytes = fs::read(&file).unwrap();
+    for at in [200, bytes.len() / 2] {
+        *bytes.get_mut(at).unwrap() ^= 0x20;
+    }
+    fs::write(&file, bytes).unwrap();
 }

@@ -13,6 +13,8 @@ use onetake_core::{
     StoreError, StoreErrorKind, SystemRng, Timestamp,
 };
 
+use crate::write_contact::WriteContact;
+
 use super::files::FileReserve;
 use super::folder::{Folder, OpenError};
 use super::idle_watch::IdleReport;
@@ -84,6 +86,8 @@ pub(super) struct Committer {
     /// The fence ceiling in the WITNESS file.
     witnessed: Fence,
     files: FileReserve,
+    /// The owners of attempts cannot renew their leases while writes are refused.
+    contact: WriteContact,
     /// Held until the thread ends, so that no other process uses the folder before.
     _folder: Arc<Folder>,
 }
@@ -160,6 +164,7 @@ impl Committer {
         let maintenance = maintenance.map_err(io("start the store's threads"))?;
         tables.seal();
         maintenance.flush(from);
+        let contact = WriteContact::new(clock.monotonic());
         let committer = Self {
             tables,
             log,
@@ -175,6 +180,7 @@ impl Committer {
             witness,
             witnessed: ceiling,
             files: reserve,
+            contact,
             _folder: folder,
         };
         Ok((committer, unknown))
@@ -221,11 +227,14 @@ impl Committer {
 
     /// Decides the jobs one after the other, writes them together, then answers.
     fn group(&mut self, jobs: Vec<EmbeddedJob>) -> Result<(), StoreError> {
-        if let Err(error) = self.files.wait().and_then(|()| self.wait_for_tables()) {
+        let can_write = self.files.wait().and_then(|()| self.wait_for_tables());
+        self.contact.entry(can_write.is_ok(), self.clock.monotonic());
+        if let Err(error) = can_write {
             self.refuse_all(jobs, &error);
             return Ok(());
         }
-        let now = self.clock.now();
+        let at = self.contact.moment(&*self.clock);
+        let now = at.now;
         let (tables, log, memory) = (&self.tables, &mut self.log, &mut self.memory);
         let mut group = tables.group();
         // The failure of a frame that was written early.
@@ -234,12 +243,12 @@ impl Committer {
         for job in jobs {
             let reply: Reply = match job {
                 EmbeddedJob::Claim(batch, to) => {
-                    let one = |claim| memory.claim(tables, &mut group, claim, now);
+                    let one = |claim| memory.claim(tables, &mut group, claim, at);
                     answer_each(batch.iter().map(one).collect(), to)
                 }
                 EmbeddedJob::Settle(batch, to) => {
                     let one = |settlement| {
-                        let answer = memory.settle(tables, &mut group, settlement, now);
+                        let answer = memory.settle(tables, &mut group, settlement, at);
                         if group.bytes() >= FRAME_BYTES_MAX && failure.is_none() {
                             let large = std::mem::replace(&mut group, tables.group());
                             failure = write_early(large, log, tables, memory).err();
@@ -259,7 +268,7 @@ impl Committer {
                 EmbeddedJob::Find(reference, to) => {
                     answer(memory.with_reference(tables, reference), to)
                 }
-                EmbeddedJob::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
+                EmbeddedJob::Abandoned(limit, to) => answer(Ok(memory.abandoned(at, limit)), to),
                 EmbeddedJob::Unsettled(limit, to) => {
                     answer(memory.unsettled(tables, &mut group, now, limit), to)
                 }

@@ -100,11 +100,11 @@ impl WorkingSet {
         tables: &Tables,
         group: &mut Group<'_>,
         claim: &Claim,
-        now: Timestamp,
+        at: Moment,
     ) -> Result<Claimed, StoreError> {
         let found = self.find(tables, claim.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
-        match (decide::claim(found.as_deref(), claim, Moment::at(now), self.highest), found) {
+        match (decide::claim(found.as_deref(), claim, at, self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
                 if self.highest > self.ceiling {
@@ -114,9 +114,9 @@ impl WorkingSet {
                 Ok(Claimed::Granted { fence: self.write(group, record, asked).fence })
             }
             (ClaimEffect::BecomeUnknown(record), _) => {
-                Ok(Claimed::Found { record: self.write(group, record, asked), now })
+                Ok(Claimed::Found { record: self.write(group, record, asked), now: at.now })
             }
-            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
+            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now: at.now }),
             (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
         }
     }
@@ -126,11 +126,12 @@ impl WorkingSet {
         tables: &Tables,
         group: &mut Group<'_>,
         settlement: &Settlement,
-        now: Timestamp,
+        at: Moment,
     ) -> Result<Settled, StoreError> {
+        let now = at.now;
         let found = self.find(tables, settlement.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
-        match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
+        match (decide::settle(found.as_deref(), settlement, at), found) {
             // A lease ends with this process, so its renewal does not need to be durable.
             (SettleEffect::Write(record), _) if settlement.transition == Transition::Renew => {
                 Ok(Settled::Done { record: self.remember(record).0, now })
@@ -181,9 +182,13 @@ impl WorkingSet {
         (record, before.is_some())
     }
 
-    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<DueAttempt> {
-        let due = self.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
+    /// Returns the attempts whose owners lose them: their lease and grace are over.
+    pub(super) fn abandoned(&self, at: Moment, limit: usize) -> Vec<DueAttempt> {
+        let due = self.leases.iter().take_while(|(end, _)| *end <= at.now);
         due.filter_map(|(_, id)| self.running.get(id))
+            // After failed writes, grace is counted anew.
+            .filter(|record| decide::is_abandoned(record, at))
+            .take(limit)
             .map(|record| DueAttempt { id: record.id, attempt: record.attempt })
             .collect()
     }

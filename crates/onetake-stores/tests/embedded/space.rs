@@ -17,7 +17,7 @@ use onetake_sim::servers::until;
 use onetake_stores::EmbeddedStore;
 use onetake_stores::embedded::EmbeddedOptions;
 
-use crate::store_folder::{claim, complete, copy_open, granted, load, settle};
+use crate::store_folder::{claim, complete, copy_open, granted, load, run, settle};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_space_of_expired_records_is_given_back_beside_traffic() {
@@ -162,6 +162,44 @@ async fn tables_that_cannot_be_written_stop_writes_until_they_can() {
     for claim in &acknowledged {
         assert_eq!(load(&store, claim).await.unwrap().state.name(), "completed");
     }
+    store.close().await.unwrap();
+}
+
+/// While writes are refused no owner can renew its lease. So each gets its whole grace afterwards, and
+/// the reaper does not come before the renewals.
+#[tokio::test(flavor = "multi_thread")]
+async fn grace_is_counted_anew_after_refused_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = ManualClock::default();
+    let store =
+        EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, Arc::new(clock.clone())).unwrap();
+    let runs = claim("runs", 1);
+    granted(&store, &runs).await;
+    let files = folder.path().join("tables/tables");
+    let hidden = folder.path().join("hidden");
+    fs::rename(&files, &hidden).unwrap();
+    for number in 0.. {
+        assert!(number < 1_000, "nothing stops writes");
+        let filler = claim(&format!("key {number}"), 1);
+        if store.claim(vec![filler.clone()]).await.remove(0).is_err() {
+            break;
+        }
+        let transition = Transition::Complete(Recording::new(vec![b'x'; 100_000]));
+        let settlement = Settlement { id: filler.id, attempt: filler.attempt, transition };
+        let _may_be_refused = store.settle(vec![settlement]).await;
+    }
+    let over = runs.terms.lease + runs.terms.grace + Duration::from_secs(30);
+    clock.advance(over);
+    fs::rename(&hidden, &files).unwrap();
+    until("the store goes on", async || store.ready().await.is_ok()).await;
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
+    let found = run(&store, &claim("runs", 2)).await;
+    assert!(matches!(&found, Claimed::Found { record, .. } if record.state.name() == "running"));
+    assert!(matches!(settle(&store, &runs, Transition::Renew).await, Settled::Done { .. }));
+    // From then on the lease counts as always.
+    clock.advance(over);
+    let lost = store.due(Due::LeaseEnd, 10).await.unwrap();
+    assert!(lost.contains(&DueAttempt { id: runs.id, attempt: runs.attempt }));
     store.close().await.unwrap();
 }
 

@@ -88,7 +88,9 @@ impl WorkingSet {
     ) -> Result<Vec<RecordId>, StoreError> {
         let range = reference.ids();
         let mut ids = tables.settled_within(range.clone(), FOUND_MAX)?;
-        ids.extend(self.running.keys().filter(|id| range.contains(id)));
+        let settled = self.fresh.iter().filter(|(_, record)| record.is_some());
+        let known = self.running.keys().chain(settled.map(|(id, _)| id));
+        ids.extend(known.filter(|id| range.contains(id)));
         ids.sort_unstable();
         ids.dedup();
         ids.truncate(FOUND_MAX);
@@ -251,5 +253,40 @@ impl WorkingSet {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onetake_core::{AttemptId, Fingerprint, Key, Origin, Recording, Scope, Terms};
+
+    use super::*;
+    use crate::embedded::folder::Folder;
+
+    /// One group may settle a record for the first time, and then look for its reference.
+    #[test]
+    fn a_reference_is_found_in_the_group_that_settles_its_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
+        let mut memory = WorkingSet::default();
+        let claim = Claim {
+            id: RecordId::derive(&Scope::new("t"), &Key::new("key").unwrap()),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fingerprint: Fingerprint::of(b"pay"),
+            terms: Terms::default(),
+            origin: Origin::default(),
+        };
+        let at = Moment::at(Timestamp::from_micros(1));
+        let mut group = tables.group();
+        memory.claim(&tables, &mut group, &claim, at).unwrap();
+        let find = |memory: &WorkingSet| memory.with_reference(&tables, claim.id.reference());
+        assert_eq!(find(&memory).unwrap(), [claim.id], "it runs");
+        let settlement = Settlement {
+            id: claim.id,
+            attempt: claim.attempt,
+            transition: Transition::Complete(Recording::new("paid")),
+        };
+        memory.settle(&tables, &mut group, &settlement, at).unwrap();
+        assert_eq!(find(&memory).unwrap(), [claim.id], "it is settled");
     }
 }

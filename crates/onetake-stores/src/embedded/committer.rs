@@ -435,16 +435,10 @@ impl Sweeping {
         removed: &mut usize,
     ) -> CommitStep {
         let asked = self.left.min(SWEEP_STEP);
-        let due = tables.expiry.due(now, asked).and_then(|due| {
-            match group.remove_old_notes(now, SWEEP_STEP) {
-                // Damage of the audit log must not keep expired records.
-                Err(error) if error.kind() == StoreErrorKind::Invalid => {
-                    tracing::warn!(%error, "old entries of the audit log could not be removed");
-                }
-                removed => removed?,
-            }
+        let due = tables.expiry.until(now).and_then(|due| {
+            let due: Vec<_> = due.take(asked).collect();
+            group.remove_old_notes(now, SWEEP_STEP)?;
             memory.sweep(tables, group, now, &due, &mut self.swept)?;
-            due.last().copied().into_iter().for_each(|last| tables.expiry.passed(last));
             Ok(due.len())
         });
         match due {

@@ -18,14 +18,13 @@
 //! | `committer.rs` | the thread that owns the folder |
 //! | `working_set.rs` | the state in memory, and the decisions |
 //! | `log/` | the write-ahead log |
-//! | `tables.rs`, `lsm_table.rs` | the tables |
+//! | `tables.rs`, `lsm_table.rs`, `time_index.rs` | the tables |
 //! | `maintenance.rs` | the threads in the background |
 //! | `folder.rs`, `witness.rs`, `recovery.rs` | creating and opening a folder, and its check for damage |
 
 mod asks;
 mod audit;
 mod committer;
-mod expiry;
 mod files;
 mod folder;
 mod idle_watch;
@@ -35,6 +34,7 @@ mod maintenance;
 mod manifest;
 mod recovery;
 mod tables;
+mod time_index;
 mod unwritten;
 mod witness;
 mod working_set;

@@ -23,12 +23,12 @@ use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, T
 
 use super::asks;
 use super::audit;
-use super::expiry::ExpiryIndex;
 use super::files::is_too_many;
 use super::folder::{Folder, OpenError};
 use super::log::{FrameBuilder, Item, Table};
 use super::lsm_table::{LsmTable, LsmTree};
 use super::manifest;
+use super::time_index::TimeIndex;
 use super::unwritten::{ITEM_BYTES, Unwritten};
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
@@ -38,8 +38,13 @@ const SECRET: &[u8] = b"secret:";
 pub(super) struct Tables {
     pub(super) tree: LsmTree,
     settled: LsmTable,
-    pub(super) expiry: ExpiryIndex,
+    /// The records by the time at which they expire.
+    pub(super) expiry: TimeIndex,
     meta: LsmTable,
+    /// The unknown records by the time at which they are to be reconciled.
+    pub(super) asks: TimeIndex,
+    /// The notes of the audit log by their time.
+    notes: TimeIndex,
     pub(super) unwritten: Unwritten,
 }
 
@@ -53,8 +58,10 @@ impl Tables {
             .map_err(|error| refused(folder, error))?;
         Ok(Self {
             settled: LsmTable::new(&tree, b's'),
-            expiry: ExpiryIndex::new(&tree),
+            expiry: TimeIndex::new(LsmTable::new(&tree, b'e'), b""),
             meta: LsmTable::new(&tree, b'm'),
+            asks: TimeIndex::new(LsmTable::new(&tree, b'm'), asks::PREFIX),
+            notes: TimeIndex::new(LsmTable::new(&tree, b'm'), audit::ALL),
             tree,
             unwritten: Unwritten::new(),
         })
@@ -95,14 +102,6 @@ impl Tables {
         let (first, last) = (*range.start().as_bytes(), *range.end().as_bytes());
         let keys = self.settled.keys(first..=last).take(limit);
         keys.map(|key| key.map_err(unread).and_then(|key| record_id(&key))).collect()
-    }
-
-    /// Returns the entries of the reconcile index that are due, the longest due first.
-    pub(super) fn due_asks(
-        &self,
-        now: Timestamp,
-    ) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
-        asks::due(&self.meta, now)
     }
 
     pub(super) fn fence_ceiling(&self) -> Result<Fence, StoreError> {
@@ -176,7 +175,13 @@ impl Tables {
             Table::Running => {}
             Table::Settled => self.settled.write(key, value, number),
             Table::Expiry => self.expiry.write(key, value, number),
-            Table::Meta => self.meta.write(key, value, number),
+            Table::Meta => {
+                if value.is_some() {
+                    self.asks.inserted(key);
+                    self.notes.inserted(key);
+                }
+                self.meta.write(key, value, number);
+            }
         }
     }
 
@@ -319,7 +324,7 @@ impl Group<'_> {
         now: Timestamp,
         limit: usize,
     ) -> Result<(), StoreError> {
-        for (place, id) in audit::old(&self.tables.meta, now, limit)? {
+        for (place, id) in audit::old(&self.tables.meta, &self.tables.notes, now, limit)? {
             for key in audit::keys(&place, id) {
                 self.remove(Table::Meta, &key);
             }
@@ -374,11 +379,10 @@ pub(super) fn moment_key(at: Timestamp, id: RecordId) -> MomentKey {
     key
 }
 
-pub(super) fn moment_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
-    let bad = || damaged_entry("an entry of an index by time is damaged");
-    let (at, id) = key.split_at_checked(8).ok_or_else(bad)?;
-    let at = u64::from_be_bytes(at.try_into().map_err(|_| bad())?);
-    Ok((Timestamp::from_micros(at), record_id(id)?))
+pub(super) fn moment_entry(key: &MomentKey) -> (Timestamp, RecordId) {
+    let at = key.first_chunk().copied().unwrap_or_default();
+    let id = key.last_chunk().copied().unwrap_or_default();
+    (Timestamp::from_micros(u64::from_be_bytes(at)), RecordId::from_bytes(id))
 }
 
 pub(super) fn record_id(key: &[u8]) -> Result<RecordId, StoreError> {

@@ -10,7 +10,7 @@ use onetake_core::{
     StoreErrorKind, Timestamp, Transition,
 };
 
-use super::tables::{Group, Tables};
+use super::tables::{Group, MomentKey, Tables, moment_entry};
 
 /// The number of fences that are reserved ahead, so that the ceiling is seldom written: a minute of
 /// microseconds.
@@ -205,15 +205,11 @@ impl WorkingSet {
         limit: usize,
     ) -> Result<Vec<DueAttempt>, StoreError> {
         let mut found = Vec::new();
-        for entry in tables.due_asks(now).take(ASKS_LOOKED_AT_MAX) {
+        for entry in tables.asks.until(now)?.take(ASKS_LOOKED_AT_MAX) {
             if found.len() >= limit {
                 break;
             }
-            let (at, id) = match entry {
-                // The entries before it are not hidden.
-                Err(_) if !found.is_empty() => break,
-                entry => entry?,
-            };
+            let (at, id) = moment_entry(&entry);
             match self.find(tables, id) {
                 Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
                     found.push(DueAttempt { id, attempt: record.attempt });
@@ -232,10 +228,10 @@ impl WorkingSet {
         tables: &Tables,
         group: &mut Group<'_>,
         now: Timestamp,
-        due: &[(Timestamp, RecordId)],
+        due: &[MomentKey],
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
-        for (at, id) in due.iter().copied() {
+        for (at, id) in due.iter().map(moment_entry) {
             let found = match self.find(tables, id) {
                 // An unreadable record stays where it is, so that it can be repaired.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => None,

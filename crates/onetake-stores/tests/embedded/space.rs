@@ -291,7 +291,7 @@ async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
         |error: StoreError| assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
     is_refused(engine.page(None, 1_000).await.unwrap_err());
     is_refused(engine.audit_entries(None, None, 10).await.unwrap_err());
-    is_refused(store.due(Due::Reconcile, 10).await.unwrap_err());
+    assert_eq!(store.due(Due::Reconcile, 10).await.unwrap(), []);
     for claim in &written {
         match engine.find(claim.id.reference()).await {
             Ok(found) => assert_eq!(found, [claim.id]),

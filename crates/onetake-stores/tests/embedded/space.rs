@@ -305,6 +305,45 @@ async fn a_damaged_file_of_a_table_does_not_stop_the_store() {
     store.close().await.unwrap();
 }
 
+/// A flush that fails is tried again, and its files do not fill the disk meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_flush_leaves_no_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || {
+        let clock = Arc::new(onetake_core::SystemClock);
+        EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, clock).unwrap()
+    };
+    let store = open();
+    // No list of files can be written in place of this folder.
+    let list = folder.path().join("tables/v1");
+    fs::create_dir(&list).unwrap();
+    let mut acknowledged = Vec::new();
+    let mut refused = 0;
+    // Each refusal takes two seconds, with several flushes.
+    while refused < 3 {
+        let claim = claim(&format!("key {}", acknowledged.len()), 1);
+        let transition = Transition::Complete(Recording::new(vec![b'x'; 100_000]));
+        let settlement = Settlement { id: claim.id, attempt: claim.attempt, transition };
+        let claimed = store.claim(vec![claim.clone()]).await.remove(0);
+        let settled = store.settle(vec![settlement]).await.remove(0);
+        match claimed.map(|_| settled) {
+            Ok(Ok(Settled::Done { .. })) => acknowledged.push(claim),
+            _ => refused += 1,
+        }
+        assert!(acknowledged.len() < 1_000, "nothing stops writes");
+    }
+    let files = fs::read_dir(folder.path().join("tables/tables")).unwrap().count();
+    assert!(files <= 1, "{files} files: one of a flush in progress");
+    fs::remove_dir(&list).unwrap();
+    until("the store goes on", async || store.ready().await.is_ok()).await;
+    store.close().await.unwrap();
+    let store = open();
+    for claim in &acknowledged {
+        assert_eq!(load(&store, claim).await.unwrap().state.name(), "completed");
+    }
+    store.close().await.unwrap();
+}
+
 /// Changes two bits of a table: one in its first block, which has the entries of all indexes, and one
 /// in the middle, where records are.
 fn damage_a_table(folder: &Path) {

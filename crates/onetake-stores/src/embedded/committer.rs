@@ -10,7 +10,7 @@ use onetake_core::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, Aud
 use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
-    StoreError, StoreErrorKind, SystemRng, Timestamp,
+    StoreError, StoreErrorKind, SystemRng, Timestamp, Transition,
 };
 
 use crate::write_contact::WriteContact;
@@ -29,6 +29,12 @@ use super::working_set::WorkingSet;
 const GROUP_JOBS_MAX: usize = 64;
 /// The bytes of a frame at which it is written before its group is complete.
 const FRAME_BYTES_MAX: usize = 4 << 20;
+/// The most bytes of a record in a frame, with its entries in indexes and without its recording. Most
+/// have a tenth of that.
+const RECORD_BYTES: usize = 5 << 10;
+/// The bytes that a group may need besides its jobs: its head, a step of a sweep, and the removal of
+/// out-of-date entries of the reconcile index.
+const GROUP_BYTES: usize = 64 << 10;
 /// The number of records that a sweep checks between two groups of traffic.
 const SWEEP_STEP: usize = 64;
 /// The number of deleted records after which the tables are compacted to give back their space. It
@@ -63,6 +69,23 @@ pub(super) enum EmbeddedJob {
     ),
     Ready(oneshot::Sender<Result<(), StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
+}
+
+impl EmbeddedJob {
+    /// The most bytes that the job adds to a frame.
+    fn frame_bytes_max(&self) -> usize {
+        let settlement = |settlement: &Settlement| match &settlement.transition {
+            Transition::Renew => 0,
+            Transition::Complete(recording) => RECORD_BYTES + recording.bytes(),
+            _ => RECORD_BYTES,
+        };
+        match self {
+            Self::Claim(batch, _) => batch.len() * RECORD_BYTES,
+            Self::Settle(batch, _) => batch.iter().map(settlement).sum(),
+            Self::Note(..) | Self::Secret(..) => RECORD_BYTES,
+            _ => 0,
+        }
+    }
 }
 
 /// An answer that waits for its group to be durable.
@@ -150,6 +173,7 @@ impl Committer {
                 group.audit(&passed_over(record, now));
             }
             let (frame, changes) = group.into_parts();
+            log.reserve(frame.bytes_finished()).map_err(io("write the log"))?;
             log.append(frame).map_err(io("write the log"))?;
             tables.apply(changes);
         }
@@ -227,7 +251,7 @@ impl Committer {
 
     /// Decides the jobs one after the other, writes them together, then answers.
     fn group(&mut self, jobs: Vec<EmbeddedJob>) -> Result<(), StoreError> {
-        let can_write = self.files.wait().and_then(|()| self.wait_for_tables());
+        let can_write = self.can_write(&jobs);
         self.contact.entry(can_write.is_ok(), self.clock.monotonic());
         if let Err(error) = can_write {
             self.refuse_all(jobs, &error);
@@ -317,6 +341,20 @@ impl Committer {
         Ok(())
     }
 
+    /// Waits until a group of these jobs can be written.
+    ///
+    /// # Errors
+    /// If descriptors, tables or the disk do not allow it. Nothing has changed then.
+    fn can_write(&mut self, jobs: &[EmbeddedJob]) -> Result<(), StoreError> {
+        self.files.wait()?;
+        self.wait_for_tables()?;
+        let bytes: usize = jobs.iter().map(EmbeddedJob::frame_bytes_max).sum();
+        self.log.reserve((bytes + GROUP_BYTES) as u64).map_err(|error| {
+            let what = format!("the log of the data folder cannot grow: {error}");
+            StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
+        })
+    }
+
     /// Waits if the tables of earlier segments are still not in files, and log and memory are at
     /// their limit.
     fn wait_for_tables(&self) -> Result<(), StoreError> {
@@ -347,8 +385,11 @@ impl Committer {
         if !is_due || !self.maintenance.is_idle() {
             return Ok(is_due);
         }
-        let file = match self.log.prepare_next() {
-            Ok(file) => file,
+        let mut first = self.tables.group();
+        first.add_running(self.memory.running());
+        let (first, _no_changes) = first.into_parts();
+        let next = match self.log.prepare_next(&first) {
+            Ok(next) => next,
             Err(error) => {
                 // The current segment goes on.
                 if !std::mem::replace(&mut self.has_warned, true) {
@@ -357,10 +398,7 @@ impl Committer {
                 return Ok(true);
             }
         };
-        let mut first = self.tables.group();
-        first.add_running(self.memory.running());
-        let (first, _no_changes) = first.into_parts();
-        let place = self.log.go_on_in(file, first).map_err(failed)?;
+        let place = self.log.go_on_in(next, first).map_err(failed)?;
         if merges {
             self.removed = 0;
             self.maintenance.merge_all();

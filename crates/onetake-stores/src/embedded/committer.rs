@@ -366,9 +366,10 @@ impl Committer {
         Err(StoreError::new(StoreErrorKind::Unavailable, what))
     }
 
-    /// The bytes of the current segment, in the log or in memory.
+    /// The bytes of the current segment, in the log or in memory. The list of running attempts at its
+    /// start does not count: a new segment would have it too.
     fn segment_use(&self) -> u64 {
-        self.log.used().max(self.tables.unwritten.bytes())
+        self.log.grown().max(self.tables.unwritten.bytes())
     }
 
     /// Begins a new segment of the log if the current one is full, or if the space of many removed

@@ -17,7 +17,7 @@ use onetake_sim::servers::until;
 use onetake_stores::EmbeddedStore;
 use onetake_stores::embedded::EmbeddedOptions;
 
-use crate::store_folder::{claim, complete, copy_open, granted, load, run, settle};
+use crate::store_folder::{claim, complete, copy_open, granted, load, log_of, run, settle};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_space_of_expired_records_is_given_back_beside_traffic() {
@@ -234,6 +234,32 @@ async fn the_log_stays_short_and_has_what_the_tables_lack() {
         assert_eq!(load(&crashed, &runs).await.unwrap().state.name(), "unknown");
         crashed.close().await.unwrap();
     }
+    store.close().await.unwrap();
+}
+
+/// Each segment begins with the running records. If they nearly fill it, the next one does not begin
+/// at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_running_records_do_not_rotate_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Arc::new(onetake_core::SystemClock);
+    let store = EmbeddedStore::open_as(folder.path(), SHORT_SEGMENTS, clock).unwrap();
+    for start in (0..16_000).step_by(1_000) {
+        let claims = (start..start + 1_000).map(|number| claim(&format!("runs {number}"), 1));
+        assert!(store.claim(claims.collect()).await.iter().all(Result::is_ok));
+    }
+    let segment = || -> u64 {
+        let newest = log_of(folder.path());
+        newest.file_stem().unwrap().to_str().unwrap().parse().unwrap()
+    };
+    let before = segment();
+    for number in 0..200 {
+        let claim = claim(&format!("key {number}"), 1);
+        granted(&store, &claim).await;
+        complete(&store, &claim, "done").await;
+    }
+    let begun = segment() - before;
+    assert!(begun <= 2, "{begun} new segments");
     store.close().await.unwrap();
 }
 

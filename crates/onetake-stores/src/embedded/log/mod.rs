@@ -71,6 +71,8 @@ pub(super) struct Log {
     segment: u64,
     /// The bytes of the segment that are used.
     used: u64,
+    /// The bytes of its first frame, which lists the running attempts.
+    first_bytes: u64,
     /// The bytes of the segment whose blocks exist.
     allocated: u64,
     /// The number of the next frame.
@@ -89,7 +91,8 @@ impl Log {
         let EmptySegment { file, allocated } =
             files.open_segment(segment, first.bytes_finished())?;
         let next = last.frame + 1;
-        let mut log = Self { files, mark, file, segment, used: 0, allocated, next };
+        let first_bytes = first.bytes_finished();
+        let mut log = Self { files, mark, file, segment, used: 0, first_bytes, allocated, next };
         log.append(first)?;
         Ok(log)
     }
@@ -133,6 +136,7 @@ impl Log {
         EmptySegment { file: self.file, allocated: self.allocated } = next;
         self.segment += 1;
         self.used = 0;
+        self.first_bytes = first.bytes_finished();
         let place = Place { segment: self.segment, frame: self.next };
         self.append(first)?;
         Ok(place)
@@ -143,9 +147,9 @@ impl Log {
         Place { segment: self.segment, frame: self.next - 1 }
     }
 
-    /// The bytes of the current segment that are used.
-    pub(super) fn used(&self) -> u64 {
-        self.used
+    /// The bytes of the current segment that a new segment would not have.
+    pub(super) fn grown(&self) -> u64 {
+        self.used - self.first_bytes
     }
 }
 
@@ -294,7 +298,7 @@ mod tests {
         for round in 1..50_u8 {
             log.append(frame(&[round])).unwrap();
             expected.push(vec![round]);
-            if log.used() > 3_000 {
+            if log.grown() > 3_000 {
                 let first = frame(b"first");
                 let next = log.prepare_next(&first).unwrap();
                 let place = log.go_on_in(next, first).unwrap();

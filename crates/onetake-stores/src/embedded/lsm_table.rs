@@ -329,6 +329,25 @@ mod tests {
         assert_eq!(tree.unmerged(), 10);
     }
 
+    /// A sync can fail after the list of the failed flush was named.
+    #[test]
+    fn after_a_failure_the_list_in_memory_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        flush(&tree, &LsmTable::new(&tree, b's'), 0);
+        let number = tree.tree.current_version().id();
+        let current = || fs::read(folder.path().join("current")).unwrap();
+        let good = current();
+        let list = |number| folder.path().join(format!("v{number}"));
+        let failed = tree.operation(|| {
+            fs::copy(list(number), list(number + 1))?;
+            manifest::name_list(folder.path(), number + 1)?;
+            Err(io::Error::other("the sync of the folder").into())
+        });
+        failed.unwrap_err();
+        assert_eq!(current(), good);
+    }
+
     /// Each merge replaces files. None that is needed is removed after a failure.
     #[test]
     fn files_that_are_needed_stay_after_a_failed_flush() {

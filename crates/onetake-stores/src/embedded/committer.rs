@@ -480,19 +480,30 @@ impl Sweeping {
             memory.sweep(tables, group, now, &due, &mut self.swept)?;
             Ok(due.len())
         });
-        match due {
-            Err(error) => CommitStep::Over(answer(Err(error), self.to)),
-            Ok(seen) => {
-                self.left -= seen;
-                // A step may see fewer entries than it asked for: it ends at a damaged block.
-                if seen > 0 && self.left > 0 {
-                    return CommitStep::GoesOn(self);
-                }
-                *removed += self.swept.removed;
-                self.swept.more = seen > 0;
-                CommitStep::Over(answer(Ok(self.swept), self.to))
+        self.after_step(due, removed)
+    }
+
+    /// Goes on, or ends the sweep. A sweep that fails returns what it has removed until then. The next
+    /// one returns the error.
+    fn after_step(mut self, seen: Result<usize, StoreError>, removed: &mut usize) -> CommitStep {
+        let seen = match seen {
+            Ok(seen) => seen,
+            Err(error) if self.swept.removed == 0 => {
+                return CommitStep::Over(answer(Err(error), self.to));
             }
+            Err(error) => {
+                tracing::warn!(%error, "a sweep of expired keys could not finish");
+                0
+            }
+        };
+        self.left -= seen;
+        // A step may see fewer entries than it asked for: it ends at a damaged block.
+        if seen > 0 && self.left > 0 {
+            return CommitStep::GoesOn(self);
         }
+        *removed += self.swept.removed;
+        self.swept.more = seen > 0;
+        CommitStep::Over(answer(Ok(self.swept), self.to))
     }
 }
 
@@ -529,5 +540,30 @@ fn refuse(job: EmbeddedJob, error: &StoreError) {
         EmbeddedJob::Note(_, to) | EmbeddedJob::Ready(to) | EmbeddedJob::Close(to) => {
             drop(to.send(Err(error)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number decides when the space of removed records is given back.
+    #[test]
+    fn a_sweep_that_fails_in_a_later_step_counts_what_it_removed() {
+        let error = || StoreError::new(StoreErrorKind::Unavailable, "too many open files");
+        let end = |swept: Swept, removed: &mut usize| {
+            let (to, mut answered) = oneshot::channel();
+            let sweeping = Sweeping { left: 100, swept, to };
+            match sweeping.after_step(Err(error()), removed) {
+                CommitStep::Over(reply) => reply(None),
+                CommitStep::GoesOn(_) => panic!("it has failed"),
+            }
+            answered.try_recv().unwrap()
+        };
+        let mut removed = 5;
+        end(Swept::default(), &mut removed).unwrap_err();
+        let swept = Swept { removed: 64, unknown: 1, more: false };
+        assert_eq!(end(swept, &mut removed).unwrap(), swept);
+        assert_eq!(removed, 5 + 64);
     }
 }

@@ -21,6 +21,7 @@ use super::idle_watch::IdleReport;
 use super::log::Log;
 use super::maintenance::{Maintenance, Subject};
 use super::recovery::Opened;
+use super::sweeping::{CommitStep, Sweeping};
 use super::tables::{Group, Tables, failed};
 use super::witness::WitnessFile;
 use super::working_set::WorkingSet;
@@ -35,8 +36,6 @@ const RECORD_BYTES: usize = 5 << 10;
 /// The bytes that a group may need besides its jobs: its head, a step of a sweep, and the removal of
 /// out-of-date entries of the reconcile index.
 const GROUP_BYTES: usize = 64 << 10;
-/// The number of records that a sweep checks between two groups of traffic.
-const SWEEP_STEP: usize = 64;
 /// The number of deleted records after which the tables are compacted to give back their space. It
 /// is higher if there are many records, so that each record is rewritten a bounded number of times.
 const COMPACT_AFTER_MIN: usize = 20_000;
@@ -89,7 +88,7 @@ impl EmbeddedJob {
 }
 
 /// An answer that waits for its group to be durable.
-type Reply = Box<dyn FnOnce(Option<&StoreError>)>;
+pub(super) type Reply = Box<dyn FnOnce(Option<&StoreError>)>;
 
 pub(super) struct Committer {
     tables: Tables,
@@ -113,13 +112,6 @@ pub(super) struct Committer {
     contact: WriteContact,
     /// Held until the thread ends, so that no other process uses the folder before.
     _folder: Arc<Folder>,
-}
-
-/// A sweep that runs in steps, so that traffic never waits for all of it.
-struct Sweeping {
-    left: usize,
-    swept: Swept,
-    to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
 /// The audit entry for an attempt whose process ended without an outcome.
@@ -297,7 +289,7 @@ impl Committer {
                     answer(memory.unsettled(tables, &mut group, now, limit), to)
                 }
                 EmbeddedJob::Sweep(left, to) => {
-                    self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
+                    self.sweeps.push_back(Sweeping::new(left, to));
                     continue;
                 }
                 EmbeddedJob::Secret(name, fresh, to) => answer(group.secret(name, fresh), to),
@@ -412,9 +404,7 @@ impl Committer {
 
     fn refuse_all(&mut self, jobs: Vec<EmbeddedJob>, error: &StoreError) {
         jobs.into_iter().for_each(|job| refuse(job, error));
-        for sweeping in self.sweeps.drain(..) {
-            let _gone = sweeping.to.send(Err(error.clone()));
-        }
+        self.sweeps.drain(..).for_each(|sweeping| sweeping.refuse(error));
     }
 
     /// Writes a raised ceiling to the WITNESS file, after the ceiling is in the log.
@@ -457,56 +447,6 @@ fn write_early(
     Ok(())
 }
 
-enum CommitStep {
-    GoesOn(Sweeping),
-    Over(Reply),
-}
-
-impl Sweeping {
-    /// Deletes a few records that the expiry index lists as due, if the records themselves are due
-    /// too (S13).
-    fn step(
-        mut self,
-        memory: &mut WorkingSet,
-        tables: &Tables,
-        group: &mut Group<'_>,
-        now: Timestamp,
-        removed: &mut usize,
-    ) -> CommitStep {
-        let asked = self.left.min(SWEEP_STEP);
-        let due = tables.expiry.until(now).and_then(|due| {
-            let due: Vec<_> = due.take(asked).collect();
-            group.remove_old_notes(now, SWEEP_STEP)?;
-            memory.sweep(tables, group, now, &due, &mut self.swept)?;
-            Ok(due.len())
-        });
-        self.after_step(due, removed)
-    }
-
-    /// Goes on, or ends the sweep. A sweep that fails returns what it has removed until then. The next
-    /// one returns the error.
-    fn after_step(mut self, seen: Result<usize, StoreError>, removed: &mut usize) -> CommitStep {
-        let seen = match seen {
-            Ok(seen) => seen,
-            Err(error) if self.swept.removed == 0 => {
-                return CommitStep::Over(answer(Err(error), self.to));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a sweep of expired keys could not finish");
-                0
-            }
-        };
-        self.left -= seen;
-        // A step may see fewer entries than it asked for: it ends at a damaged block.
-        if seen > 0 && self.left > 0 {
-            return CommitStep::GoesOn(self);
-        }
-        *removed += self.swept.removed;
-        self.swept.more = seen > 0;
-        CommitStep::Over(answer(Ok(self.swept), self.to))
-    }
-}
-
 fn answer_each<T: 'static>(answers: Answers<T>, to: oneshot::Sender<Answers<T>>) -> Reply {
     Box::new(move |failed| {
         let answers = match failed {
@@ -517,9 +457,9 @@ fn answer_each<T: 'static>(answers: Answers<T>, to: oneshot::Sender<Answers<T>>)
     })
 }
 
-type One<T> = Result<T, StoreError>;
+pub(super) type One<T> = Result<T, StoreError>;
 
-fn answer<T: 'static>(answer: One<T>, to: oneshot::Sender<One<T>>) -> Reply {
+pub(super) fn answer<T: 'static>(answer: One<T>, to: oneshot::Sender<One<T>>) -> Reply {
     Box::new(move |failed| {
         let _gone = to.send(failed.map_or(answer, |error| Err(error.clone())));
     })
@@ -540,30 +480,5 @@ fn refuse(job: EmbeddedJob, error: &StoreError) {
         EmbeddedJob::Note(_, to) | EmbeddedJob::Ready(to) | EmbeddedJob::Close(to) => {
             drop(to.send(Err(error)))
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The number decides when the space of removed records is given back.
-    #[test]
-    fn a_sweep_that_fails_in_a_later_step_counts_what_it_removed() {
-        let error = || StoreError::new(StoreErrorKind::Unavailable, "too many open files");
-        let end = |swept: Swept, removed: &mut usize| {
-            let (to, mut answered) = oneshot::channel();
-            let sweeping = Sweeping { left: 100, swept, to };
-            match sweeping.after_step(Err(error()), removed) {
-                CommitStep::Over(reply) => reply(None),
-                CommitStep::GoesOn(_) => panic!("it has failed"),
-            }
-            answered.try_recv().unwrap()
-        };
-        let mut removed = 5;
-        end(Swept::default(), &mut removed).unwrap_err();
-        let swept = Swept { removed: 64, unknown: 1, more: false };
-        assert_eq!(end(swept, &mut removed).unwrap(), swept);
-        assert_eq!(removed, 5 + 64);
     }
 }

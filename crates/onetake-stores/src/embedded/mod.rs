@@ -15,7 +15,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `committer.rs` | the thread that owns the folder |
+//! | `committer.rs`, `sweeping.rs` | the thread that owns the folder |
 //! | `working_set.rs` | the state in memory, and the decisions |
 //! | `log/` | the write-ahead log |
 //! | `tables.rs`, `lsm_table.rs`, `time_index.rs` | the tables |
@@ -34,6 +34,7 @@ mod maintenance;
 mod manifest;
 mod operations;
 mod recovery;
+mod sweeping;
 mod tables;
 mod time_index;
 mod unwritten;

@@ -188,7 +188,7 @@ impl WorkingSet {
     pub(super) fn abandoned(&self, at: Moment, limit: usize) -> Vec<DueAttempt> {
         let due = self.leases.iter().take_while(|(end, _)| *end <= at.now);
         due.filter_map(|(_, id)| self.running.get(id))
-            // After failed writes, grace is counted anew.
+            // Refused writes begin the grace again.
             .filter(|record| decide::is_abandoned(record, at))
             .take(limit)
             .map(|record| DueAttempt { id: record.id, attempt: record.attempt })

@@ -160,8 +160,15 @@ impl LsmTree {
             let listed: HashSet<TableId> = version.iter_tables().map(Table::id).collect();
             Ok((version.id(), listed))
         })?;
-        // The failed operation may have put a list on disk that names its files.
-        manifest::name_list(&self.path, number)?;
+        // The failed operation may have put a list on disk that names its files. Usually it has not,
+        // and a full disk has no space for another name.
+        if manifest::named_list(&self.path)? != number {
+            self.operations.set_list_unsure(true);
+        }
+        if self.operations.is_list_unsure() {
+            manifest::name_list(&self.path, number)?;
+            self.operations.set_list_unsure(false);
+        }
         caught(|| self.remove_replaced())?;
         // A reader that began earlier may use an older list, with files that were replaced since.
         if !self.operations.wait_for_readers() {
@@ -346,6 +353,23 @@ mod tests {
         });
         failed.unwrap_err();
         assert_eq!(current(), good);
+    }
+
+    /// On a full disk, nothing can be written before the files of the failed operation are removed.
+    #[test]
+    fn files_are_removed_on_a_full_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        flush(&tree, &table, 0);
+        let before = files(folder.path());
+        fs::create_dir(folder.path().join("current.new")).unwrap();
+        let list = tree.tree.current_version().id() + 1;
+        fs::create_dir(folder.path().join(format!("v{list}"))).unwrap();
+        table.write(b"more", Some(Slice::empty()), tree.next_write());
+        tree.seal();
+        tree.flush().unwrap_err();
+        assert_eq!(files(folder.path()), before);
     }
 
     /// Each merge replaces files. None that is needed is removed after a failure.

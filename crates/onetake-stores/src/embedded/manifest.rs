@@ -29,6 +29,13 @@ pub(super) fn is_whole(folder: &Path) -> io::Result<bool> {
     }
 }
 
+/// Returns the number of the list that `current` names.
+pub(super) fn named_list(folder: &Path) -> io::Result<u64> {
+    let current = fs::read(folder.join(CURRENT))?;
+    let number = current.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(u64::from_le_bytes(*number))
+}
+
 /// Writes `current` once more, and syncs it.
 ///
 /// After a failed sync, the operating system shows a file that is not on disk, also to the next

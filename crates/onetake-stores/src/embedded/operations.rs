@@ -7,6 +7,7 @@
 //! at the end of the last operation, before a new one begins.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub(super) struct Operations {
     state: Mutex<State>,
     /// Each read holds a clone.
     readers: Reading,
+    /// True if the disk may name another list of files than the one in memory.
+    is_list_unsure: AtomicBool,
 }
 
 #[derive(Default)]
@@ -44,6 +47,14 @@ impl Operations {
     /// Begins a read.
     pub(super) fn reading(&self) -> Reading {
         Arc::clone(&self.readers)
+    }
+
+    pub(super) fn is_list_unsure(&self) -> bool {
+        self.is_list_unsure.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn set_list_unsure(&self, is_unsure: bool) {
+        self.is_list_unsure.store(is_unsure, Ordering::SeqCst);
     }
 
     /// Waits for a moment without reads. Returns false if there is none within

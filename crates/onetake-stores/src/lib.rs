@@ -40,6 +40,8 @@ mod state_names;
 #[cfg(any(feature = "embedded", feature = "sqlite"))]
 mod thread;
 pub mod url;
+#[cfg(any(feature = "embedded", feature = "sqlite"))]
+mod write_contact;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 pub use journal::FileJournal;

@@ -13,9 +13,11 @@ use onetake_core::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp, clock::micros};
 
 use super::lsm_table::LsmTable;
-use super::tables::broken;
+use super::tables::{damaged_entry, unread};
+use super::time_index::TimeIndex;
 
-const ALL: &[u8] = b"note:";
+/// The prefix of all notes, in the order of time.
+pub(super) const ALL: &[u8] = b"note:";
 const OF: &[u8] = b"note-of:";
 
 /// Returns the two keys of a note.
@@ -41,7 +43,7 @@ pub(super) fn read(
     let range = (Bound::Included(prefix), Bound::Excluded(end));
     let mut places = Vec::new();
     for key in table.keys(range).rev().take(limit) {
-        places.push(place(&key.map_err(broken)?)?);
+        places.push(place(&key.map_err(unread)?)?);
     }
     let mut entries = Vec::new();
     for place in &places {
@@ -52,17 +54,18 @@ pub(super) fn read(
     Ok(AuditPage { entries, next })
 }
 
-/// Returns the places and records of notes whose retention has ended, the oldest first.
+/// Returns the places and records of notes whose retention has ended, the oldest first. `index` has
+/// the places of all notes.
 pub(super) fn old(
     table: &LsmTable,
+    index: &TimeIndex,
     now: Timestamp,
     limit: usize,
 ) -> Result<Vec<(AuditPosition, RecordId)>, StoreError> {
-    let kept_since = Timestamp::from_micros(now.as_micros().saturating_sub(micros(AUDIT_KEPT)));
-    let end = key(&AuditPosition::before(kept_since));
+    let kept_since = now.as_micros().saturating_sub(micros(AUDIT_KEPT));
+    let before = Timestamp::from_micros(kept_since.saturating_sub(1));
     let mut old = Vec::new();
-    for key in table.keys(ALL.to_vec()..end).take(limit) {
-        let place = place(&key.map_err(broken)?)?;
+    for place in index.until(before)?.take(limit).map(AuditPosition::from_bytes) {
         if let Some(entry) = load(table, place)? {
             old.push((place, entry.id));
         }
@@ -72,18 +75,24 @@ pub(super) fn old(
 
 /// Loads a note. An unreadable note is skipped, so that it hides no other.
 fn load(table: &LsmTable, place: AuditPosition) -> Result<Option<AuditEntry>, StoreError> {
-    let Some(value) = table.get(&key(&place)).map_err(broken)? else { return Ok(None) };
-    match AuditEntry::decode(place, Bytes::copy_from_slice(&value)) {
-        Ok(entry) => Ok(Some(entry)),
-        Err(error) => {
+    let entry = match table.get(&key(&place)).map_err(unread) {
+        Ok(None) => return Ok(None),
+        Ok(Some(value)) => AuditEntry::decode(place, Bytes::copy_from_slice(&value))
+            .map_err(|error| damaged_entry(&error.to_string())),
+        Err(error) => Err(error),
+    };
+    match entry {
+        Err(error) if error.kind() == StoreErrorKind::Invalid => {
             tracing::warn!(%error, "an entry of the audit log cannot be read");
             Ok(None)
         }
+        entry => entry.map(Some),
     }
 }
 
 fn place(key: &[u8]) -> Result<AuditPosition, StoreError> {
-    key.last_chunk().copied().map(AuditPosition::from_bytes).ok_or_else(|| {
-        StoreError::new(StoreErrorKind::Corrupt, "the key of an entry of the audit log is damaged")
-    })
+    key.last_chunk()
+        .copied()
+        .map(AuditPosition::from_bytes)
+        .ok_or_else(|| damaged_entry("the key of an entry of the audit log is damaged"))
 }

@@ -10,8 +10,10 @@ use onetake_core::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, Aud
 use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
-    StoreError, StoreErrorKind, SystemRng, Timestamp,
+    StoreError, StoreErrorKind, SystemRng, Timestamp, Transition,
 };
+
+use crate::write_contact::WriteContact;
 
 use super::files::FileReserve;
 use super::folder::{Folder, OpenError};
@@ -19,6 +21,7 @@ use super::idle_watch::IdleReport;
 use super::log::Log;
 use super::maintenance::{Maintenance, Subject};
 use super::recovery::Opened;
+use super::sweeping::{CommitStep, Sweeping};
 use super::tables::{Group, Tables, failed};
 use super::witness::WitnessFile;
 use super::working_set::WorkingSet;
@@ -27,8 +30,12 @@ use super::working_set::WorkingSet;
 const GROUP_JOBS_MAX: usize = 64;
 /// The bytes of a frame at which it is written before its group is complete.
 const FRAME_BYTES_MAX: usize = 4 << 20;
-/// The number of records that a sweep checks between two groups of traffic.
-const SWEEP_STEP: usize = 64;
+/// The most bytes of a record in a frame, with its entries in indexes and without its recording. Most
+/// have a tenth of that.
+const RECORD_BYTES: usize = 5 << 10;
+/// The bytes that a group may need besides its jobs: its head, a step of a sweep, and the removal of
+/// out-of-date entries of the reconcile index.
+const GROUP_BYTES: usize = 64 << 10;
 /// The number of deleted records after which the tables are compacted to give back their space. It
 /// is higher if there are many records, so that each record is rewritten a bounded number of times.
 const COMPACT_AFTER_MIN: usize = 20_000;
@@ -63,8 +70,25 @@ pub(super) enum EmbeddedJob {
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
 
+impl EmbeddedJob {
+    /// The most bytes that the job adds to a frame.
+    fn frame_bytes_max(&self) -> usize {
+        let settlement = |settlement: &Settlement| match &settlement.transition {
+            Transition::Renew => 0,
+            Transition::Complete(recording) => RECORD_BYTES + recording.bytes(),
+            _ => RECORD_BYTES,
+        };
+        match self {
+            Self::Claim(batch, _) => batch.len() * RECORD_BYTES,
+            Self::Settle(batch, _) => batch.iter().map(settlement).sum(),
+            Self::Note(..) | Self::Secret(..) => RECORD_BYTES,
+            _ => 0,
+        }
+    }
+}
+
 /// An answer that waits for its group to be durable.
-type Reply = Box<dyn FnOnce(Option<&StoreError>)>;
+pub(super) type Reply = Box<dyn FnOnce(Option<&StoreError>)>;
 
 pub(super) struct Committer {
     tables: Tables,
@@ -84,15 +108,10 @@ pub(super) struct Committer {
     /// The fence ceiling in the WITNESS file.
     witnessed: Fence,
     files: FileReserve,
+    /// The owners of attempts cannot renew their leases while writes are refused.
+    contact: WriteContact,
     /// Held until the thread ends, so that no other process uses the folder before.
     _folder: Arc<Folder>,
-}
-
-/// A sweep that runs in steps, so that traffic never waits for all of it.
-struct Sweeping {
-    left: usize,
-    swept: Swept,
-    to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
 /// The audit entry for an attempt whose process ended without an outcome.
@@ -146,6 +165,7 @@ impl Committer {
                 group.audit(&passed_over(record, now));
             }
             let (frame, changes) = group.into_parts();
+            log.reserve(frame.bytes_finished()).map_err(io("write the log"))?;
             log.append(frame).map_err(io("write the log"))?;
             tables.apply(changes);
         }
@@ -160,6 +180,7 @@ impl Committer {
         let maintenance = maintenance.map_err(io("start the store's threads"))?;
         tables.seal();
         maintenance.flush(from);
+        let contact = WriteContact::new(clock.monotonic());
         let committer = Self {
             tables,
             log,
@@ -175,6 +196,7 @@ impl Committer {
             witness,
             witnessed: ceiling,
             files: reserve,
+            contact,
             _folder: folder,
         };
         Ok((committer, unknown))
@@ -221,11 +243,14 @@ impl Committer {
 
     /// Decides the jobs one after the other, writes them together, then answers.
     fn group(&mut self, jobs: Vec<EmbeddedJob>) -> Result<(), StoreError> {
-        if let Err(error) = self.files.wait().and_then(|()| self.wait_for_tables()) {
+        let can_write = self.can_write(&jobs);
+        self.contact.entry(can_write.is_ok(), self.clock.monotonic());
+        if let Err(error) = can_write {
             self.refuse_all(jobs, &error);
             return Ok(());
         }
-        let now = self.clock.now();
+        let at = self.contact.moment(&*self.clock);
+        let now = at.now;
         let (tables, log, memory) = (&self.tables, &mut self.log, &mut self.memory);
         let mut group = tables.group();
         // The failure of a frame that was written early.
@@ -234,12 +259,12 @@ impl Committer {
         for job in jobs {
             let reply: Reply = match job {
                 EmbeddedJob::Claim(batch, to) => {
-                    let one = |claim| memory.claim(tables, &mut group, claim, now);
+                    let one = |claim| memory.claim(tables, &mut group, claim, at);
                     answer_each(batch.iter().map(one).collect(), to)
                 }
                 EmbeddedJob::Settle(batch, to) => {
                     let one = |settlement| {
-                        let answer = memory.settle(tables, &mut group, settlement, now);
+                        let answer = memory.settle(tables, &mut group, settlement, at);
                         if group.bytes() >= FRAME_BYTES_MAX && failure.is_none() {
                             let large = std::mem::replace(&mut group, tables.group());
                             failure = write_early(large, log, tables, memory).err();
@@ -259,12 +284,12 @@ impl Committer {
                 EmbeddedJob::Find(reference, to) => {
                     answer(memory.with_reference(tables, reference), to)
                 }
-                EmbeddedJob::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
+                EmbeddedJob::Abandoned(limit, to) => answer(Ok(memory.abandoned(at, limit)), to),
                 EmbeddedJob::Unsettled(limit, to) => {
                     answer(memory.unsettled(tables, &mut group, now, limit), to)
                 }
                 EmbeddedJob::Sweep(left, to) => {
-                    self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
+                    self.sweeps.push_back(Sweeping::new(left, to));
                     continue;
                 }
                 EmbeddedJob::Secret(name, fresh, to) => answer(group.secret(name, fresh), to),
@@ -308,6 +333,20 @@ impl Committer {
         Ok(())
     }
 
+    /// Waits until a group of these jobs can be written.
+    ///
+    /// # Errors
+    /// If descriptors, tables or the disk do not allow it. Nothing has changed then.
+    fn can_write(&mut self, jobs: &[EmbeddedJob]) -> Result<(), StoreError> {
+        self.files.wait()?;
+        self.wait_for_tables()?;
+        let bytes: usize = jobs.iter().map(EmbeddedJob::frame_bytes_max).sum();
+        self.log.reserve((bytes + GROUP_BYTES) as u64).map_err(|error| {
+            let what = format!("the log of the data folder cannot grow: {error}");
+            StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
+        })
+    }
+
     /// Waits if the tables of earlier segments are still not in files, and log and memory are at
     /// their limit.
     fn wait_for_tables(&self) -> Result<(), StoreError> {
@@ -319,9 +358,10 @@ impl Committer {
         Err(StoreError::new(StoreErrorKind::Unavailable, what))
     }
 
-    /// The bytes of the current segment, in the log or in memory.
+    /// The bytes of the current segment, in the log or in memory. The list of running attempts at its
+    /// start does not count: a new segment would have it too.
     fn segment_use(&self) -> u64 {
-        self.log.used().max(self.tables.unwritten.bytes())
+        self.log.grown().max(self.tables.unwritten.bytes())
     }
 
     /// Begins a new segment of the log if the current one is full, or if the space of many removed
@@ -338,8 +378,11 @@ impl Committer {
         if !is_due || !self.maintenance.is_idle() {
             return Ok(is_due);
         }
-        let file = match self.log.prepare_next() {
-            Ok(file) => file,
+        let mut first = self.tables.group();
+        first.add_running(self.memory.running());
+        let (first, _no_changes) = first.into_parts();
+        let next = match self.log.prepare_next(&first) {
+            Ok(next) => next,
             Err(error) => {
                 // The current segment goes on.
                 if !std::mem::replace(&mut self.has_warned, true) {
@@ -348,10 +391,7 @@ impl Committer {
                 return Ok(true);
             }
         };
-        let mut first = self.tables.group();
-        first.add_running(self.memory.running());
-        let (first, _no_changes) = first.into_parts();
-        let place = self.log.go_on_in(file, first).map_err(failed)?;
+        let place = self.log.go_on_in(next, first).map_err(failed)?;
         if merges {
             self.removed = 0;
             self.maintenance.merge_all();
@@ -364,9 +404,7 @@ impl Committer {
 
     fn refuse_all(&mut self, jobs: Vec<EmbeddedJob>, error: &StoreError) {
         jobs.into_iter().for_each(|job| refuse(job, error));
-        for sweeping in self.sweeps.drain(..) {
-            let _gone = sweeping.to.send(Err(error.clone()));
-        }
+        self.sweeps.drain(..).for_each(|sweeping| sweeping.refuse(error));
     }
 
     /// Writes a raised ceiling to the WITNESS file, after the ceiling is in the log.
@@ -409,44 +447,6 @@ fn write_early(
     Ok(())
 }
 
-enum CommitStep {
-    GoesOn(Sweeping),
-    Over(Reply),
-}
-
-impl Sweeping {
-    /// Deletes a few records that the expiry index lists as due, if the records themselves are due
-    /// too (S13).
-    fn step(
-        mut self,
-        memory: &mut WorkingSet,
-        tables: &Tables,
-        group: &mut Group<'_>,
-        now: Timestamp,
-        removed: &mut usize,
-    ) -> CommitStep {
-        let asked = self.left.min(SWEEP_STEP);
-        let due = tables.expiry.due(now, asked).and_then(|due| {
-            group.remove_old_notes(now, SWEEP_STEP)?;
-            memory.sweep(tables, group, now, &due, &mut self.swept)?;
-            due.last().copied().into_iter().for_each(|last| tables.expiry.passed(last));
-            Ok(due.len())
-        });
-        match due {
-            Err(error) => CommitStep::Over(answer(Err(error), self.to)),
-            Ok(seen) => {
-                self.left -= seen;
-                if seen == asked && self.left > 0 {
-                    return CommitStep::GoesOn(self);
-                }
-                *removed += self.swept.removed;
-                self.swept.more = seen == asked && asked > 0;
-                CommitStep::Over(answer(Ok(self.swept), self.to))
-            }
-        }
-    }
-}
-
 fn answer_each<T: 'static>(answers: Answers<T>, to: oneshot::Sender<Answers<T>>) -> Reply {
     Box::new(move |failed| {
         let answers = match failed {
@@ -457,9 +457,9 @@ fn answer_each<T: 'static>(answers: Answers<T>, to: oneshot::Sender<Answers<T>>)
     })
 }
 
-type One<T> = Result<T, StoreError>;
+pub(super) type One<T> = Result<T, StoreError>;
 
-fn answer<T: 'static>(answer: One<T>, to: oneshot::Sender<One<T>>) -> Reply {
+pub(super) fn answer<T: 'static>(answer: One<T>, to: oneshot::Sender<One<T>>) -> Reply {
     Box::new(move |failed| {
         let _gone = to.send(failed.map_or(answer, |error| Err(error.clone())));
     })

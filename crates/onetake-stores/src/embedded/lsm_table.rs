@@ -6,7 +6,11 @@
 //! Readers wait while the tree notes new files, which takes several syncs. A tree for each table
 //! would make them wait as often for each of them.
 
+use std::collections::HashSet;
+use std::fs;
+use std::io;
 use std::ops::{Bound, RangeBounds};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -14,13 +18,19 @@ use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use lsm_tree::{
     AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard as _, SeqNo,
-    SequenceNumberCounter, Slice,
+    SequenceNumberCounter, Slice, Table, TableId,
 };
+
+use super::manifest;
+use super::operations::{Operations, Reading};
 
 /// The most files that stay open.
 const CACHED_FILES: usize = 128;
 /// The bytes of a file after a merge of all files.
 const FILE_BYTES: u64 = 64 << 20;
+/// The free space below which no merge begins: what one step of it may write. Small tables need no
+/// more than their own size.
+const FREE_BYTES_MIN: u64 = 512 << 20;
 /// The number of unmerged flushes at which files are merged. A merge rewrites the files of the next
 /// level, so fewer merges cost less. But a lookup reads each unmerged flush.
 const UNMERGED_USUAL: u8 = 8;
@@ -38,18 +48,22 @@ const SHORT_KEY_BYTES: usize = 1 + 8 + 16;
 pub(super) struct LsmTree {
     tree: AnyTree,
     path: PathBuf,
+    /// The files that are open.
+    open_files: Arc<DescriptorTable>,
     /// The number of the next write.
     next: SequenceNumberCounter,
+    operations: Arc<Operations>,
 }
 
 impl LsmTree {
     /// Opens the tree, or creates it. `cache` is the memory for blocks of files, in bytes.
     pub(super) fn open(path: &Path, cache: u64) -> Result<Self, lsm_tree::Error> {
         let (next, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
+        let open_files = Arc::new(DescriptorTable::new(CACHED_FILES));
         let bloom = FilterPolicyEntry::Bloom;
         let tree = Config::new(path, next.clone(), visible)
             .use_cache(Arc::new(Cache::with_capacity_bytes(cache)))
-            .use_descriptor_table(Some(Arc::new(DescriptorTable::new(CACHED_FILES))))
+            .use_descriptor_table(Some(Arc::clone(&open_files)))
             // Most claims look for a key that does not exist.
             .filter_policy(FilterPolicy::new([
                 bloom(BloomConstructionPolicy::FalsePositiveRate(0.0001)),
@@ -59,7 +73,8 @@ impl LsmTree {
         if let Some(highest) = tree.get_highest_persisted_seqno() {
             next.fetch_max(highest + 1);
         }
-        Ok(Self { tree, path: path.to_owned(), next })
+        let (path, operations) = (path.to_owned(), Arc::default());
+        Ok(Self { tree, path, open_files, next, operations })
     }
 
     /// Returns the number of a new write. No earlier write has it.
@@ -79,36 +94,109 @@ impl LsmTree {
     }
 
     /// Writes the sealed entries to files, and syncs them.
-    pub(super) fn flush(&self) -> Result<(), lsm_tree::Error> {
-        let lock = self.tree.get_flush_lock();
-        self.tree.flush(&lock, self.discard_below()).map(drop)
+    pub(super) fn flush(&self) -> io::Result<()> {
+        self.operation(|| {
+            let lock = self.tree.get_flush_lock();
+            self.tree.flush(&lock, self.discard_below()).map(drop)
+        })
     }
 
     /// Merges files, if there are many.
-    pub(super) fn merge(&self) -> Result<(), lsm_tree::Error> {
+    pub(super) fn merge(&self) -> io::Result<()> {
         for _ in 0..STEPS_MAX {
-            let before = self.tree.current_version().id();
-            let strategy = Leveled::default()
-                .with_l0_threshold(UNMERGED_USUAL)
-                .with_table_target_size(LEVEL_FILE_BYTES);
-            self.tree.compact(Arc::new(strategy), self.discard_below())?;
-            if self.tree.current_version().id() == before {
+            let mut is_over = false;
+            self.operation(|| {
+                self.check_space()?;
+                let before = self.tree.current_version().id();
+                let strategy = Leveled::default()
+                    .with_l0_threshold(UNMERGED_USUAL)
+                    .with_table_target_size(LEVEL_FILE_BYTES);
+                self.tree.compact(Arc::new(strategy), self.discard_below())?;
+                is_over = self.tree.current_version().id() == before;
+                Ok(())
+            })?;
+            if is_over {
                 break;
             }
         }
-        self.remove_replaced()
+        caught(|| self.remove_replaced())
     }
 
     /// Merges all files. The result has no entries that were removed.
-    pub(super) fn merge_all(&self) -> Result<(), lsm_tree::Error> {
-        self.tree.major_compact(FILE_BYTES, self.discard_below())?;
-        self.remove_replaced()
+    pub(super) fn merge_all(&self) -> io::Result<()> {
+        self.operation(|| {
+            self.check_space()?;
+            self.tree.major_compact(FILE_BYTES, self.discard_below())
+        })?;
+        caught(|| self.remove_replaced())
     }
 
-    /// Removes files that a merge replaced.
+    /// A merge that fills the disk would stop the log, and would fail.
+    fn check_space(&self) -> io::Result<()> {
+        let needed = self.tree.disk_space().min(FREE_BYTES_MIN);
+        let space = rustix::fs::statvfs(&self.path)?;
+        let free = space.f_bavail.saturating_mul(space.f_frsize);
+        if free < needed {
+            let what =
+                format!("a merge may need {} MiB, and {} are free", needed >> 20, free >> 20);
+            return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+        }
+        Ok(())
+    }
+
+    /// Calls lsm-tree to write files. If it fails, the files that it has written are removed.
+    fn operation(&self, run: impl FnOnce() -> Result<(), lsm_tree::Error>) -> io::Result<()> {
+        self.operations.begin(|| self.tree.next_table_id());
+        let result = caught(run);
+        self.operations.end(result.is_ok(), |from| self.remove_leftovers(from));
+        result
+    }
+
+    /// Removes the files with this number and later ones that are not in the list of files. No
+    /// operation runs, so no file will be added to the list that is not in it now.
+    fn remove_leftovers(&self, from: TableId) -> io::Result<()> {
+        let (number, listed) = caught(|| {
+            let version = self.tree.current_version();
+            let listed: HashSet<TableId> = version.iter_tables().map(Table::id).collect();
+            Ok((version.id(), listed))
+        })?;
+        // The failed operation may have put a list on disk that names its files. Usually it has not,
+        // and a full disk has no space for another name.
+        if manifest::named_list(&self.path)? != number {
+            self.operations.set_list_unsure(true);
+        }
+        if self.operations.is_list_unsure() {
+            manifest::name_list(&self.path, number)?;
+            self.operations.set_list_unsure(false);
+        }
+        caught(|| self.remove_replaced())?;
+        // A reader that began earlier may use an older list, with files that were replaced since.
+        if !self.operations.wait_for_readers() {
+            return Err(io::Error::other("a file that was replaced may be in use"));
+        }
+        let end = self.tree.next_table_id();
+        for entry in fs::read_dir(self.path.join("tables"))? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str());
+            let Some(id) = name.and_then(|name| name.parse().ok()) else { continue };
+            if (from..end).contains(&id) && !listed.contains(&id) {
+                fs::remove_file(path)?;
+                // An open file keeps its space.
+                self.open_files.remove_for_table(&(self.tree.id(), id).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes lists of files that a newer one replaced.
     fn remove_replaced(&self) -> Result<(), lsm_tree::Error> {
         let below = self.discard_below();
         self.tree.get_version_history_lock().maintenance(&self.path, below)
+    }
+
+    /// Begins a read. Until the result is dropped, no file is removed that the read may use.
+    fn reading(&self) -> Reading {
+        self.operations.reading()
     }
 
     /// The number of flushes whose files were not merged yet.
@@ -135,6 +223,7 @@ impl LsmTable {
     }
 
     pub(super) fn get(&self, key: &[u8]) -> Result<Option<Slice>, lsm_tree::Error> {
+        let _reading = self.tree.reading();
         self.with_prefix(key, |key| self.tree.tree.get(key, SeqNo::MAX))
     }
 
@@ -152,9 +241,13 @@ impl LsmTable {
             Bound::Unbounded => Bound::Excluded(Slice::from([self.prefix + 1])),
             end => end,
         };
+        let reading = self.tree.reading();
         let entries = self.tree.tree.range::<Slice, _>((start, end), SeqNo::MAX, None);
         let without_prefix = |key: Slice| Slice::from(key.get(1..).unwrap_or_default());
-        Box::new(entries.map(move |entry| entry.key().map(without_prefix)))
+        Box::new(entries.map(move |entry| {
+            let _reading = &reading;
+            entry.key().map(without_prefix)
+        }))
     }
 
     /// Inserts an entry in memory, or removes it (`None`).
@@ -177,5 +270,131 @@ impl LsmTable {
             }
             None => use_it(&[&[self.prefix], key].concat()),
         }
+    }
+}
+
+/// Calls lsm-tree, which panics on some kinds of damage.
+fn caught<T>(call: impl FnOnce() -> Result<T, lsm_tree::Error>) -> io::Result<T> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(Err(lsm_tree::Error::Io(error))) => Err(error),
+        Ok(result) => result.map_err(io::Error::other),
+        Err(_) => Err(io::Error::other("a table is damaged")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn flush(tree: &LsmTree, table: &LsmTable, round: u32) {
+        for number in 0..500_u32 {
+            let key = number.wrapping_mul(2_654_435_761).to_be_bytes();
+            let value = Slice::from([[round as u8; 64].as_slice(), &key].concat());
+            table.write(&key, Some(value), tree.next_write());
+        }
+        tree.seal();
+        tree.flush().unwrap();
+    }
+
+    fn files(folder: &Path) -> BTreeSet<PathBuf> {
+        let files = fs::read_dir(folder.join("tables")).unwrap();
+        files.map(|entry| entry.unwrap().path()).collect()
+    }
+
+    /// A merge writes some of its files before it reads a damaged block.
+    #[test]
+    fn a_failed_merge_leaves_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        for round in 0..9 {
+            flush(&tree, &table, round);
+        }
+        let before = files(folder.path());
+        let damaged = before.first().unwrap();
+        let mut bytes = fs::read(damaged).unwrap();
+        let at = bytes.len() / 2;
+        bytes[at] ^= 1;
+        fs::write(damaged, bytes).unwrap();
+
+        tree.merge().unwrap_err();
+        assert_eq!(files(folder.path()), before);
+        tree.merge_all().unwrap_err();
+        assert_eq!(files(folder.path()), before);
+        // A reader may use files that were replaced.
+        let keys = table.keys::<&[u8]>(..);
+        tree.merge().unwrap_err();
+        assert!(files(folder.path()).len() > before.len());
+        drop(keys);
+        flush(&tree, &table, 9);
+        assert_eq!(files(folder.path()).len(), before.len() + 1, "what was left is removed");
+        assert!(manifest::is_whole(folder.path()).unwrap());
+        drop((tree, table));
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        assert_eq!(tree.unmerged(), 10);
+    }
+
+    /// A sync can fail after the list of the failed flush was named.
+    #[test]
+    fn after_a_failure_the_list_in_memory_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        flush(&tree, &LsmTable::new(&tree, b's'), 0);
+        let number = tree.tree.current_version().id();
+        let current = || fs::read(folder.path().join("current")).unwrap();
+        let good = current();
+        let list = |number| folder.path().join(format!("v{number}"));
+        let failed = tree.operation(|| {
+            fs::copy(list(number), list(number + 1))?;
+            manifest::name_list(folder.path(), number + 1)?;
+            Err(io::Error::other("the sync of the folder").into())
+        });
+        failed.unwrap_err();
+        assert_eq!(current(), good);
+    }
+
+    /// On a full disk, nothing can be written before the files of the failed operation are removed.
+    #[test]
+    fn files_are_removed_on_a_full_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        flush(&tree, &table, 0);
+        let before = files(folder.path());
+        fs::create_dir(folder.path().join("current.new")).unwrap();
+        let list = tree.tree.current_version().id() + 1;
+        fs::create_dir(folder.path().join(format!("v{list}"))).unwrap();
+        table.write(b"more", Some(Slice::empty()), tree.next_write());
+        tree.seal();
+        tree.flush().unwrap_err();
+        assert_eq!(files(folder.path()), before);
+    }
+
+    /// Each merge replaces files. None that is needed is removed after a failure.
+    #[test]
+    fn files_that_are_needed_stay_after_a_failed_flush() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        for round in 0..40 {
+            flush(&tree, &table, round);
+            tree.merge().unwrap();
+            table.write(b"more", Some(Slice::from([round as u8])), tree.next_write());
+            tree.seal();
+            let list = tree.tree.current_version().id() + 1;
+            let hidden = folder.path().join(format!("v{list}"));
+            fs::create_dir(&hidden).unwrap();
+            tree.flush().unwrap_err();
+            fs::remove_dir(&hidden).unwrap();
+            assert_eq!(files(folder.path()).len(), tree.tree.table_count());
+            tree.flush().unwrap();
+        }
+        drop((tree, table));
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        assert_eq!(table.keys::<&[u8]>(..).filter(Result::is_ok).count(), 501);
+        assert_eq!(table.get(b"more").unwrap().unwrap().as_ref(), [39]);
     }
 }

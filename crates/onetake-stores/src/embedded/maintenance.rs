@@ -6,7 +6,6 @@
 //! refuses writes.
 
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -192,9 +191,9 @@ impl Subject {
     fn write_files(&self, place: Place) -> io::Result<()> {
         if self.tree.unmerged() >= UNMERGED_MAX {
             // A damaged file cannot be merged. New entries do not depend on it.
-            let _warned_by_the_other_thread = caught(|| self.tree.merge());
+            let _warned_by_the_other_thread = self.tree.merge();
         }
-        caught(|| self.tree.flush())?;
+        self.tree.flush()?;
         // From here on the earlier segments are not needed.
         self.witness.update(|witness| witness.from = place)?;
         self.log.remove_before(place.segment)
@@ -214,17 +213,8 @@ impl Subject {
 fn merge(tree: &LsmTree, queue: &mpsc::Receiver<Merge>) {
     while let Ok(first) = queue.recv() {
         let merges_all = queue.try_iter().chain([first]).any(|merge| merge == Merge::All);
-        if let Err(error) = caught(|| if merges_all { tree.merge_all() } else { tree.merge() }) {
+        if let Err(error) = if merges_all { tree.merge_all() } else { tree.merge() } {
             tracing::warn!(%error, "the files of the store's tables could not be merged yet");
         }
-    }
-}
-
-/// Calls lsm-tree, which panics on some kinds of damage.
-fn caught(call: impl FnOnce() -> Result<(), lsm_tree::Error>) -> io::Result<()> {
-    match catch_unwind(AssertUnwindSafe(call)) {
-        Ok(Err(lsm_tree::Error::Io(error))) => Err(error),
-        Ok(result) => result.map_err(io::Error::other),
-        Err(_) => Err(io::Error::other("a table is damaged")),
     }
 }

@@ -29,17 +29,41 @@ pub(super) fn is_whole(folder: &Path) -> io::Result<bool> {
     }
 }
 
+/// Returns the number of the list that `current` names.
+pub(super) fn named_list(folder: &Path) -> io::Result<u64> {
+    let current = fs::read(folder.join(CURRENT))?;
+    let number = current.first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(u64::from_le_bytes(*number))
+}
+
 /// Writes `current` once more, and syncs it.
 ///
 /// After a failed sync, the operating system shows a file that is not on disk, also to the next
 /// process. That process would remove the list of files that the file on disk names.
 pub(super) fn write_current_again(folder: &Path) -> io::Result<()> {
-    let current = folder.join(CURRENT);
+    write_current(folder, &fs::read(folder.join(CURRENT))?)
+}
+
+/// Makes `current` name the list with this number, and syncs it.
+///
+/// A flush or merge that failed may have put the name of its own list there.
+pub(super) fn name_list(folder: &Path, number: u64) -> io::Result<()> {
+    let current = fs::read(folder.join(CURRENT))?;
+    if current.starts_with(&number.to_le_bytes()) {
+        // With the checksum of the time when the list was written.
+        return write_current(folder, &current);
+    }
+    let list = fs::read(folder.join(format!("v{number}")))?;
+    let (number, checksum) = (number.to_le_bytes(), xxh3_128(&list).to_le_bytes());
+    write_current(folder, &[number.as_slice(), &checksum, &[0]].concat())
+}
+
+fn write_current(folder: &Path, content: &[u8]) -> io::Result<()> {
     let draft = folder.join("current.new");
     let mut file = File::create(&draft)?;
-    file.write_all(&fs::read(&current)?)?;
+    file.write_all(content)?;
     file.sync_all()?;
-    fs::rename(draft, current)?;
+    fs::rename(draft, folder.join(CURRENT))?;
     folders::sync(folder)
 }
 
@@ -48,6 +72,28 @@ mod tests {
     use lsm_tree::{AbstractTree, Config, SequenceNumberCounter};
 
     use super::*;
+
+    /// A failed flush leaves the name of a newer list.
+    #[test]
+    fn an_older_list_is_named_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let counter = SequenceNumberCounter::default;
+        let table = Config::new(folder.path(), counter(), counter()).open().unwrap();
+        table.insert("key", "value", 0);
+        table.flush_active_memtable(0).unwrap();
+        drop(table);
+        let good = fs::read(folder.path().join(CURRENT)).unwrap();
+        let number = u64::from(good[0]);
+        let (older, newer) = (format!("v{number}"), format!("v{}", number + 1));
+        fs::copy(folder.path().join(older), folder.path().join(newer)).unwrap();
+        name_list(folder.path(), number + 1).unwrap();
+        assert!(is_whole(folder.path()).unwrap());
+        assert_ne!(fs::read(folder.path().join(CURRENT)).unwrap(), good);
+        for _ in 0..2 {
+            name_list(folder.path(), number).unwrap();
+            assert_eq!(fs::read(folder.path().join(CURRENT)).unwrap(), good);
+        }
+    }
 
     #[test]
     fn what_lsm_tree_writes_is_whole_until_a_bit_changes() {

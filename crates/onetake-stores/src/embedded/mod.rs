@@ -15,17 +15,16 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `committer.rs` | the thread that owns the folder |
+//! | `committer.rs`, `sweeping.rs` | the thread that owns the folder |
 //! | `working_set.rs` | the state in memory, and the decisions |
 //! | `log/` | the write-ahead log |
-//! | `tables.rs`, `lsm_table.rs` | the tables |
-//! | `maintenance.rs` | the threads in the background |
+//! | `tables.rs`, `lsm_table.rs`, `time_index.rs` | the tables |
+//! | `maintenance.rs`, `operations.rs` | the threads in the background |
 //! | `folder.rs`, `witness.rs`, `recovery.rs` | creating and opening a folder, and its check for damage |
 
 mod asks;
 mod audit;
 mod committer;
-mod expiry;
 mod files;
 mod folder;
 mod idle_watch;
@@ -33,8 +32,11 @@ mod log;
 mod lsm_table;
 mod maintenance;
 mod manifest;
+mod operations;
 mod recovery;
+mod sweeping;
 mod tables;
+mod time_index;
 mod unwritten;
 mod witness;
 mod working_set;

@@ -88,11 +88,12 @@ fn check(folder: &Folder, witness: &Witness) -> Result<LogOnDisk, OpenError> {
     let on_disk = log::check(&folder.log(), witness).map_err(io)?.map_err(damaged)?;
     // The folder changes from here on, and that may be interrupted.
     folder.begin_use(&Witness { closed: None, ..witness.clone() })?;
+    let io = |error| OpenError::io(folder.path(), "repair the log and the tables", error);
     if witness.closed.is_none() {
-        let io = |error| OpenError::io(folder.path(), "repair the log and the tables", error);
         on_disk.write_last_again().map_err(io)?;
-        manifest::write_current_again(&folder.tables()).map_err(io)?;
     }
+    // Also after a clean stop: the last sync of the tables may have failed.
+    manifest::write_current_again(&folder.tables()).map_err(io)?;
     Ok(on_disk)
 }
 

@@ -10,6 +10,7 @@
 //! older version in `settled` until it is settled again. The running one takes precedence.
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::{Bound, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,12 +23,12 @@ use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, T
 
 use super::asks;
 use super::audit;
-use super::expiry::ExpiryIndex;
 use super::files::is_too_many;
 use super::folder::{Folder, OpenError};
 use super::log::{FrameBuilder, Item, Table};
 use super::lsm_table::{LsmTable, LsmTree};
 use super::manifest;
+use super::time_index::TimeIndex;
 use super::unwritten::{ITEM_BYTES, Unwritten};
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
@@ -37,8 +38,13 @@ const SECRET: &[u8] = b"secret:";
 pub(super) struct Tables {
     pub(super) tree: LsmTree,
     settled: LsmTable,
-    pub(super) expiry: ExpiryIndex,
+    /// The records by the time at which they expire.
+    pub(super) expiry: TimeIndex,
     meta: LsmTable,
+    /// The unknown records by the time at which they are to be reconciled.
+    pub(super) asks: TimeIndex,
+    /// The notes of the audit log by their time.
+    notes: TimeIndex,
     pub(super) unwritten: Unwritten,
 }
 
@@ -52,8 +58,10 @@ impl Tables {
             .map_err(|error| refused(folder, error))?;
         Ok(Self {
             settled: LsmTable::new(&tree, b's'),
-            expiry: ExpiryIndex::new(&tree),
+            expiry: TimeIndex::new(LsmTable::new(&tree, b'e'), b""),
             meta: LsmTable::new(&tree, b'm'),
+            asks: TimeIndex::new(LsmTable::new(&tree, b'm'), asks::PREFIX),
+            notes: TimeIndex::new(LsmTable::new(&tree, b'm'), audit::ALL),
             tree,
             unwritten: Unwritten::new(),
         })
@@ -64,8 +72,12 @@ impl Tables {
         match self.settled.get(id.as_bytes()) {
             Ok(None) => Ok(None),
             Ok(Some(value)) => decode(id, &value).map(Some),
-            Err(error) if is_out_of_files(&error) => Err(broken(error)),
-            Err(error) => Err(unreadable(id).with_source(error)),
+            Err(error) => match unread(error) {
+                damage if damage.kind() == StoreErrorKind::Invalid => {
+                    Err(unreadable(id).with_source(damage))
+                }
+                error => Err(error),
+            },
         }
     }
 
@@ -78,7 +90,7 @@ impl Tables {
         let from = from.as_ref().map(|id| id.as_bytes().as_slice());
         let start = from.map_or(Bound::Unbounded, Bound::Excluded);
         let keys = self.settled.keys::<&[u8]>((start, Bound::Unbounded)).take(limit);
-        keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
+        keys.map(|key| key.map_err(unread).and_then(|key| record_id(&key))).collect()
     }
 
     /// Returns the ids of settled records in this range, in order.
@@ -89,15 +101,7 @@ impl Tables {
     ) -> Result<Vec<RecordId>, StoreError> {
         let (first, last) = (*range.start().as_bytes(), *range.end().as_bytes());
         let keys = self.settled.keys(first..=last).take(limit);
-        keys.map(|key| key.map_err(broken).and_then(|key| record_id(&key))).collect()
-    }
-
-    /// Returns the entries of the reconcile index that are due, the longest due first.
-    pub(super) fn due_asks(
-        &self,
-        now: Timestamp,
-    ) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
-        asks::due(&self.meta, now)
+        keys.map(|key| key.map_err(unread).and_then(|key| record_id(&key))).collect()
     }
 
     pub(super) fn fence_ceiling(&self) -> Result<Fence, StoreError> {
@@ -172,7 +176,13 @@ impl Tables {
             Table::Running => {}
             Table::Settled => self.settled.write(key, value, number),
             Table::Expiry => self.expiry.write(key, value, number),
-            Table::Meta => self.meta.write(key, value, number),
+            Table::Meta => {
+                if value.is_some() {
+                    self.asks.inserted(key);
+                    self.notes.inserted(key);
+                }
+                self.meta.write(key, value, number);
+            }
         }
     }
 
@@ -324,7 +334,7 @@ impl Group<'_> {
         now: Timestamp,
         limit: usize,
     ) -> Result<(), StoreError> {
-        for (place, id) in audit::old(&self.tables.meta, now, limit)? {
+        for (place, id) in audit::old(&self.tables.meta, &self.tables.notes, now, limit)? {
             for key in audit::keys(&place, id) {
                 self.remove(Table::Meta, &key);
             }
@@ -379,19 +389,20 @@ pub(super) fn moment_key(at: Timestamp, id: RecordId) -> MomentKey {
     key
 }
 
-pub(super) fn moment_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
-    let bad =
-        || StoreError::new(StoreErrorKind::Corrupt, "an entry of an index by time is damaged");
-    let (at, id) = key.split_at_checked(8).ok_or_else(bad)?;
-    let at = u64::from_be_bytes(at.try_into().map_err(|_| bad())?);
-    Ok((Timestamp::from_micros(at), record_id(id)?))
+pub(super) fn moment_entry(key: &MomentKey) -> (Timestamp, RecordId) {
+    let at = key.first_chunk().copied().unwrap_or_default();
+    let id = key.last_chunk().copied().unwrap_or_default();
+    (Timestamp::from_micros(u64::from_be_bytes(at)), RecordId::from_bytes(id))
 }
 
 pub(super) fn record_id(key: &[u8]) -> Result<RecordId, StoreError> {
-    let bytes = key
-        .try_into()
-        .map_err(|_| StoreError::new(StoreErrorKind::Corrupt, "a record's key is damaged"))?;
+    let bytes = key.try_into().map_err(|_| damaged_entry("a record's key is damaged"))?;
     Ok(RecordId::from_bytes(bytes))
+}
+
+/// The error for an entry that makes no sense. All other entries still work.
+pub(super) fn damaged_entry(what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Invalid, what)
 }
 
 pub(super) fn decode(id: RecordId, value: &[u8]) -> Result<Record, StoreError> {
@@ -405,16 +416,34 @@ fn unreadable(id: RecordId) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, message)
 }
 
-/// The error of a read. One without descriptors is over when there are some again.
-pub(super) fn broken(error: lsm_tree::Error) -> StoreError {
-    if is_out_of_files(&error) {
-        let what = "reading the data folder failed: the process has too many open files";
-        return StoreError::new(StoreErrorKind::Unavailable, what).with_source(error);
-    }
-    failed(error)
+/// The error of a read without which the store cannot go on.
+fn broken(error: lsm_tree::Error) -> StoreError {
+    if is_out_of_files(&error) { unread(error) } else { failed(error) }
 }
 
-pub(super) fn is_out_of_files(error: &lsm_tree::Error) -> bool {
+/// The error of a read of several entries. A damaged block costs the entries in it, and the store
+/// goes on. Other errors of the operating system may be over later, such as too many open files.
+pub(super) fn unread(error: lsm_tree::Error) -> StoreError {
+    let (kind, what) = match &error {
+        error if is_out_of_files(error) => {
+            (StoreErrorKind::Unavailable, "the process has too many open files".to_owned())
+        }
+        lsm_tree::Error::Io(error) if !is_damage(error) => {
+            (StoreErrorKind::Unavailable, error.to_string())
+        }
+        error => (StoreErrorKind::Invalid, format!("a table is damaged ({error})")),
+    };
+    StoreError::new(kind, format!("reading the data folder failed: {what}")).with_source(error)
+}
+
+/// True if the bytes of a file are gone: a bad sector, or a file that is too short.
+fn is_damage(error: &io::Error) -> bool {
+    /// The number of the error "input/output error".
+    const EIO: i32 = 5;
+    error.raw_os_error() == Some(EIO) || error.kind() == io::ErrorKind::UnexpectedEof
+}
+
+fn is_out_of_files(error: &lsm_tree::Error) -> bool {
     matches!(error, lsm_tree::Error::Io(error) if is_too_many(error))
 }
 

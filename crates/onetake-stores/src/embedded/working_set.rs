@@ -10,7 +10,7 @@ use onetake_core::{
     StoreErrorKind, Timestamp, Transition,
 };
 
-use super::tables::{Group, Tables};
+use super::tables::{Group, MomentKey, Tables, moment_entry};
 
 /// The number of fences that are reserved ahead, so that the ceiling is seldom written: a minute of
 /// microseconds.
@@ -88,7 +88,9 @@ impl WorkingSet {
     ) -> Result<Vec<RecordId>, StoreError> {
         let range = reference.ids();
         let mut ids = tables.settled_within(range.clone(), FOUND_MAX)?;
-        ids.extend(self.running.keys().filter(|id| range.contains(id)));
+        let settled = self.fresh.iter().filter(|(_, record)| record.is_some());
+        let known = self.running.keys().chain(settled.map(|(id, _)| id));
+        ids.extend(known.filter(|id| range.contains(id)));
         ids.sort_unstable();
         ids.dedup();
         ids.truncate(FOUND_MAX);
@@ -100,11 +102,11 @@ impl WorkingSet {
         tables: &Tables,
         group: &mut Group<'_>,
         claim: &Claim,
-        now: Timestamp,
+        at: Moment,
     ) -> Result<Claimed, StoreError> {
         let found = self.find(tables, claim.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
-        match (decide::claim(found.as_deref(), claim, Moment::at(now), self.highest), found) {
+        match (decide::claim(found.as_deref(), claim, at, self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
                 if self.highest > self.ceiling {
@@ -114,9 +116,9 @@ impl WorkingSet {
                 Ok(Claimed::Granted { fence: self.write(group, record, asked).fence })
             }
             (ClaimEffect::BecomeUnknown(record), _) => {
-                Ok(Claimed::Found { record: self.write(group, record, asked), now })
+                Ok(Claimed::Found { record: self.write(group, record, asked), now: at.now })
             }
-            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
+            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now: at.now }),
             (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
         }
     }
@@ -126,11 +128,12 @@ impl WorkingSet {
         tables: &Tables,
         group: &mut Group<'_>,
         settlement: &Settlement,
-        now: Timestamp,
+        at: Moment,
     ) -> Result<Settled, StoreError> {
+        let now = at.now;
         let found = self.find(tables, settlement.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
-        match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
+        match (decide::settle(found.as_deref(), settlement, at), found) {
             // A lease ends with this process, so its renewal does not need to be durable.
             (SettleEffect::Write(record), _) if settlement.transition == Transition::Renew => {
                 Ok(Settled::Done { record: self.remember(record).0, now })
@@ -181,9 +184,13 @@ impl WorkingSet {
         (record, before.is_some())
     }
 
-    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<DueAttempt> {
-        let due = self.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
+    /// Returns the attempts whose owners lose them: their lease and grace are over.
+    pub(super) fn abandoned(&self, at: Moment, limit: usize) -> Vec<DueAttempt> {
+        let due = self.leases.iter().take_while(|(end, _)| *end <= at.now);
         due.filter_map(|(_, id)| self.running.get(id))
+            // Refused writes begin the grace again.
+            .filter(|record| decide::is_abandoned(record, at))
+            .take(limit)
             .map(|record| DueAttempt { id: record.id, attempt: record.attempt })
             .collect()
     }
@@ -198,11 +205,11 @@ impl WorkingSet {
         limit: usize,
     ) -> Result<Vec<DueAttempt>, StoreError> {
         let mut found = Vec::new();
-        for entry in tables.due_asks(now).take(ASKS_LOOKED_AT_MAX) {
+        for entry in tables.asks.until(now)?.take(ASKS_LOOKED_AT_MAX) {
             if found.len() >= limit {
                 break;
             }
-            let (at, id) = entry?;
+            let (at, id) = moment_entry(&entry);
             match self.find(tables, id) {
                 Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
                     found.push(DueAttempt { id, attempt: record.attempt });
@@ -221,10 +228,10 @@ impl WorkingSet {
         tables: &Tables,
         group: &mut Group<'_>,
         now: Timestamp,
-        due: &[(Timestamp, RecordId)],
+        due: &[MomentKey],
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
-        for (at, id) in due.iter().copied() {
+        for (at, id) in due.iter().map(moment_entry) {
             let found = match self.find(tables, id) {
                 // An unreadable record stays where it is, so that it can be repaired.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => None,
@@ -242,5 +249,40 @@ impl WorkingSet {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onetake_core::{AttemptId, Fingerprint, Key, Origin, Recording, Scope, Terms};
+
+    use super::*;
+    use crate::embedded::folder::Folder;
+
+    /// One group may settle a record for the first time, and then look for its reference.
+    #[test]
+    fn a_reference_is_found_in_the_group_that_settles_its_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
+        let mut memory = WorkingSet::default();
+        let claim = Claim {
+            id: RecordId::derive(&Scope::new("t"), &Key::new("key").unwrap()),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fingerprint: Fingerprint::of(b"pay"),
+            terms: Terms::default(),
+            origin: Origin::default(),
+        };
+        let at = Moment::at(Timestamp::from_micros(1));
+        let mut group = tables.group();
+        memory.claim(&tables, &mut group, &claim, at).unwrap();
+        let find = |memory: &WorkingSet| memory.with_reference(&tables, claim.id.reference());
+        assert_eq!(find(&memory).unwrap(), [claim.id], "it runs");
+        let settlement = Settlement {
+            id: claim.id,
+            attempt: claim.attempt,
+            transition: Transition::Complete(Recording::new("paid")),
+        };
+        memory.settle(&tables, &mut group, &settlement, at).unwrap();
+        assert_eq!(find(&memory).unwrap(), [claim.id], "it is settled");
     }
 }

@@ -8,10 +8,12 @@ mod codec;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 
-use std::fs::{self, File, OpenOptions};
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -39,6 +41,20 @@ const FILE_BYTES_MAX: u64 = (5 << 30) + FILE_BYTES as u64;
 pub struct FileJournal {
     folder: Arc<Path>,
     store: StoreDigest,
+    foreign: Arc<Mutex<ForeignFiles>>,
+}
+
+/// The whole files of other stores, by name. They are not read again while they stay the same.
+type ForeignFiles = HashMap<String, FileVersion>;
+
+/// The length of a file, and the time of its last change.
+#[derive(Debug, PartialEq, Eq)]
+struct FileVersion(u64, Option<SystemTime>);
+
+impl FileVersion {
+    fn of(file: &Metadata) -> Self {
+        Self(file.len(), file.modified().ok())
+    }
 }
 
 impl FileJournal {
@@ -80,7 +96,8 @@ impl FileJournal {
             let _best_effort = fs::remove_dir(&folder);
         }
         let named = [b"onetake journal of", &secret[..]].concat();
-        Ok(Self { folder: folder.into(), store: *Fingerprint::of(&named).digest() })
+        let store = *Fingerprint::of(&named).digest();
+        Ok(Self { folder: folder.into(), store, foreign: Arc::default() })
     }
 }
 
@@ -102,8 +119,12 @@ impl Journal for FileJournal {
 
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
         let (folder, store) = (Arc::clone(&self.folder), self.store);
-        blocking(move || names(&folder, &store).map_err(|error| failed("read", &folder, error)))
-            .boxed()
+        let foreign = Arc::clone(&self.foreign);
+        blocking(move || {
+            let mut foreign = foreign.lock().unwrap_or_else(PoisonError::into_inner);
+            names(&folder, &store, &mut foreign).map_err(|error| failed("read", &folder, error))
+        })
+        .boxed()
     }
 
     fn read(&self, name: String) -> BoxFuture<'_, Result<Option<JournalBatch>, StoreError>> {
@@ -185,25 +206,39 @@ fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Lists the files that belong to this store, or are too damaged to tell.
-fn names(folder: &Path, store: &StoreDigest) -> io::Result<Vec<String>> {
+/// Lists the files that belong to this store, or are too damaged to tell. `foreign` has the files
+/// that the last call found to belong to others.
+fn names(
+    folder: &Path,
+    store: &StoreDigest,
+    foreign: &mut ForeignFiles,
+) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
         entries => entries?,
     };
+    let known = std::mem::take(foreign);
     for entry in entries {
         let path = entry?.path();
         if path.extension().is_none_or(|ending| ending != ENDING) {
             continue;
         }
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        match is_of_another(&path, store) {
-            Ok(false) => names.push(name.to_owned()),
-            Ok(true) => tracing::debug!(
-                file = name,
-                "a file of the journal is skipped: its outcomes belong to another store"
-            ),
+        let verdict = fs::metadata(&path).and_then(|file| {
+            let version = FileVersion::of(&file);
+            let is_known = known.get(name) == Some(&version);
+            Ok((is_known || is_of_another(&path, store)?, version))
+        });
+        match verdict {
+            Ok((false, _)) => names.push(name.to_owned()),
+            Ok((true, version)) => {
+                tracing::debug!(
+                    file = name,
+                    "a file of the journal is skipped: its outcomes belong to another store"
+                );
+                foreign.insert(name.to_owned(), version);
+            }
             // Another process of this folder was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             // A later read reports why the file cannot be read.
@@ -319,8 +354,30 @@ mod tests {
         let mut bytes = fs::read(&file).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&file, bytes).unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
         assert_eq!(journal.names().await.unwrap().len(), 1);
         assert_eq!(all(&journal).await, [JournalBatch::default()], "nobody knows what was in it");
+    }
+
+    /// The engine lists the journal all the time, and files can be large.
+    #[tokio::test]
+    async fn a_file_of_another_store_is_read_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = FileJournal::open(folder.path(), &[2; 32]).unwrap();
+        other.keep(settlements()).await.unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
+        assert_eq!(journal.names().await.unwrap(), [""; 0]);
+        let name = other.names().await.unwrap().remove(0);
+        let file = folder.path().join(&name);
+        let changed = fs::metadata(&file).unwrap().modified().unwrap();
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+        let set_changed = |at| File::options().write(true).open(&file).unwrap().set_modified(at);
+        set_changed(changed).unwrap();
+        assert_eq!(journal.names().await.unwrap(), [""; 0], "it was not read");
+        set_changed(changed + std::time::Duration::from_secs(1)).unwrap();
+        assert_eq!(journal.names().await.unwrap(), [name], "a change is seen");
     }
 
     #[tokio::test]

@@ -180,3 +180,20 @@ async fn an_unfinished_end_is_what_a_crash_leaves() {
         store.close().await.unwrap();
     }
 }
+
+/// A sync of the list of tables can fail shortly before a clean stop. The system still shows the list,
+/// so the next start writes its name again.
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread")]
+async fn the_list_of_tables_is_named_again_after_a_clean_stop() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    filled(folder.path()).await;
+    let file = || fs::metadata(folder.path().join("tables/current")).unwrap().ino();
+    for _ in 0..2 {
+        let before = file();
+        let store = EmbeddedStore::open(folder.path()).unwrap();
+        assert_ne!(file(), before, "the file is another one");
+        store.close().await.unwrap();
+    }
+}

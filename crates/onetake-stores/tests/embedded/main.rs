@@ -8,6 +8,7 @@ mod durability;
 mod encryption;
 mod failed_commit;
 mod folder;
+mod full_disk;
 mod reopened;
 mod space;
 mod store_folder;

@@ -81,6 +81,11 @@ impl FrameBuilder {
         self.0.len()
     }
 
+    /// The bytes of the frame when it is complete.
+    pub(in crate::embedded) fn bytes_finished(&self) -> u64 {
+        (self.0.len() + END.len()) as u64
+    }
+
     /// Completes the head, and returns the bytes of the frame.
     pub(super) fn finish(mut self, mark: &Mark, number: u64) -> Vec<u8> {
         let length = self.0.len().saturating_sub(HEAD_BYTES) as u64;

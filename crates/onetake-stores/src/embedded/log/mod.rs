@@ -51,6 +51,17 @@ pub(super) struct Place {
     pub(super) frame: u64,
 }
 
+/// The bytes that a segment grows by, at least.
+const GROWTH_BYTES: u64 = 256 << 10;
+
+/// A segment without frames.
+#[derive(Debug)]
+pub(super) struct EmptySegment {
+    file: File,
+    /// The bytes whose blocks exist.
+    allocated: u64,
+}
+
 /// The writing end of the log.
 #[derive(Debug)]
 pub(super) struct Log {
@@ -60,6 +71,10 @@ pub(super) struct Log {
     segment: u64,
     /// The bytes of the segment that are used.
     used: u64,
+    /// The bytes of its first frame, which lists the running attempts.
+    first_bytes: u64,
+    /// The bytes of the segment whose blocks exist.
+    allocated: u64,
     /// The number of the next frame.
     next: u64,
 }
@@ -73,10 +88,25 @@ impl Log {
         first: FrameBuilder,
     ) -> io::Result<Self> {
         let segment = last.segment + 1;
-        let file = files.open_segment(segment)?;
-        let mut log = Self { files, mark, file, segment, used: 0, next: last.frame + 1 };
+        let EmptySegment { file, allocated } =
+            files.open_segment(segment, first.bytes_finished())?;
+        let next = last.frame + 1;
+        let first_bytes = first.bytes_finished();
+        let mut log = Self { files, mark, file, segment, used: 0, first_bytes, allocated, next };
         log.append(first)?;
         Ok(log)
+    }
+
+    /// Makes sure that this many bytes can be written on a full disk. If they cannot, nothing has
+    /// changed.
+    pub(super) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+        let needed = self.used + bytes;
+        if needed > self.allocated {
+            let grown = needed.max(self.allocated + GROWTH_BYTES);
+            allocate(&self.file, self.allocated, grown)?;
+            self.allocated = grown;
+        }
+        Ok(())
     }
 
     /// Writes a frame, and waits until it is on disk. After an error the state on disk is unknown,
@@ -90,18 +120,23 @@ impl Log {
         Ok(())
     }
 
-    /// Opens the file of the next segment. Nothing is in it, and the log goes on in the current one
+    /// Opens the next segment, with room for its first frame. The log goes on in the current one
     /// until [`go_on_in`](Self::go_on_in).
-    pub(super) fn prepare_next(&self) -> io::Result<File> {
-        self.files.open_segment(self.segment + 1)
+    pub(super) fn prepare_next(&self, first: &FrameBuilder) -> io::Result<EmptySegment> {
+        self.files.open_segment(self.segment + 1, first.bytes_finished())
     }
 
-    /// Goes on in the file of the next segment. Returns the place of its first frame. After an error
-    /// the log must not be used.
-    pub(super) fn go_on_in(&mut self, file: File, first: FrameBuilder) -> io::Result<Place> {
-        self.file = file;
+    /// Goes on in the next segment. Returns the place of its first frame. After an error the log
+    /// must not be used.
+    pub(super) fn go_on_in(
+        &mut self,
+        next: EmptySegment,
+        first: FrameBuilder,
+    ) -> io::Result<Place> {
+        EmptySegment { file: self.file, allocated: self.allocated } = next;
         self.segment += 1;
         self.used = 0;
+        self.first_bytes = first.bytes_finished();
         let place = Place { segment: self.segment, frame: self.next };
         self.append(first)?;
         Ok(place)
@@ -112,9 +147,9 @@ impl Log {
         Place { segment: self.segment, frame: self.next - 1 }
     }
 
-    /// The bytes of the current segment that are used.
-    pub(super) fn used(&self) -> u64 {
-        self.used
+    /// The bytes of the current segment that a new segment would not have.
+    pub(super) fn grown(&self) -> u64 {
+        self.used - self.first_bytes
     }
 }
 
@@ -131,8 +166,9 @@ impl LogFiles {
         Self { folder, segment_bytes }
     }
 
-    /// Opens an empty segment: the spare file, or a new one. Its name is durable.
-    fn open_segment(&self, number: u64) -> io::Result<File> {
+    /// Opens an empty segment: the spare file, or a new one. Its name is durable, and its blocks
+    /// exist, so that a full disk does not end the log in the middle of a segment.
+    fn open_segment(&self, number: u64, first_bytes: u64) -> io::Result<EmptySegment> {
         let path = segment_path(&self.folder, number);
         let spare = self.folder.join(SPARE);
         if path.exists() {
@@ -140,18 +176,23 @@ impl LogFiles {
             // sync that failed once says nothing about the same name later.
             fs::rename(&path, &spare)?;
         }
+        let allocated = self.segment_bytes.max(first_bytes);
         let file = match fs::rename(spare, &path) {
-            Ok(()) => File::options().write(true).open(&path)?,
+            Ok(()) => {
+                let file = File::options().write(true).open(&path)?;
+                allocate(&file, 0, allocated)?;
+                file
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let file = File::create_new(&path)?;
-                file.set_len(self.segment_bytes)?;
+                allocate(&file, 0, allocated)?;
                 file.sync_all()?;
                 file
             }
             Err(error) => return Err(error),
         };
         folders::sync(&self.folder)?;
-        Ok(file)
+        Ok(EmptySegment { file, allocated })
     }
 
     pub(super) fn has_spare(&self) -> bool {
@@ -160,19 +201,28 @@ impl LogFiles {
 
     /// Makes a spare file whose blocks exist.
     pub(super) fn make_spare(&self) -> io::Result<()> {
+        let draft = self.folder.join(SPARE_DRAFT);
+        let made = self.write_zeros(&draft);
+        if made.is_err() {
+            // A full disk needs its space.
+            let _absent = fs::remove_file(&draft);
+        }
+        made?;
+        fs::rename(draft, self.folder.join(SPARE))?;
+        folders::sync(&self.folder)
+    }
+
+    fn write_zeros(&self, path: &Path) -> io::Result<()> {
         // Whole pages, one by one: the system counts a change of a larger piece as a write of all of it.
         const ZEROS: [u8; 4 << 10] = [0; 4 << 10];
-        let draft = self.folder.join(SPARE_DRAFT);
-        let mut file = File::create(&draft)?;
+        let mut file = File::create(path)?;
         let mut left = self.segment_bytes;
         while left > 0 {
             let part = left.min(ZEROS.len() as u64);
             file.write_all(ZEROS.get(..part as usize).unwrap_or_default())?;
             left -= part;
         }
-        file.sync_all()?;
-        fs::rename(draft, self.folder.join(SPARE))?;
-        folders::sync(&self.folder)
+        file.sync_all()
     }
 
     /// Removes the segments before this one, which are needed no more. One of them becomes the
@@ -193,6 +243,24 @@ impl LogFiles {
         }
         folders::sync(&self.folder)
     }
+}
+
+/// Allocates the blocks of a file from `from` to `to`, and makes it as long as that.
+fn allocate(file: &File, from: u64, to: u64) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{FallocateFlags, fallocate};
+        use rustix::io::Errno;
+        match fallocate(file, FallocateFlags::empty(), from, to.saturating_sub(from)) {
+            // The file system cannot allocate ahead.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+            result => return Ok(result?),
+        }
+    }
+    if file.metadata()?.len() < to.max(from) {
+        file.set_len(to)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -230,9 +298,10 @@ mod tests {
         for round in 1..50_u8 {
             log.append(frame(&[round])).unwrap();
             expected.push(vec![round]);
-            if log.used() > 3_000 {
-                let next = log.prepare_next().unwrap();
-                let place = log.go_on_in(next, frame(b"first")).unwrap();
+            if log.grown() > 3_000 {
+                let first = frame(b"first");
+                let next = log.prepare_next(&first).unwrap();
+                let place = log.go_on_in(next, first).unwrap();
                 expected.push(b"first".to_vec());
                 let found = check(folder.path(), &witness).unwrap().unwrap();
                 assert_eq!((keys(&found), found.last), (expected, log.last()));

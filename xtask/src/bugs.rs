@@ -70,8 +70,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a settlement that the store did not accept is not tried again",
         file: "onetake-core/src/engine/lease.rs",
-        from: "        if asked_at >= report_at {\n",
-        to: "        if BUG {\n            return Ok(Settled::Stale { current: None });\n        }\n        if asked_at >= report_at {\n",
+        from: "        if unsaved.count(asked_at).is_some() {\n",
+        to: "        if BUG {\n            return Ok(Settled::Stale { current: None });\n        }\n        if unsaved.count(asked_at).is_some() {\n",
     },
     Bug {
         what: "leases are not renewed in time",

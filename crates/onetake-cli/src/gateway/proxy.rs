@@ -140,7 +140,7 @@ where
         };
         let hinted = routed.as_ref().and_then(|routed| routed.hinted);
         let hints = place.zip(hinted).map(|(place, hinted)| HintSender::new(&place.hints, hinted));
-        let to = Upstream { number: plan.gate, server: &upstream.server, hints };
+        let to = Upstream { number: plan.gate, server: &upstream.server, is_keyed, hints };
         let sent =
             self.send(to, request, place, upgrade.is_some(), timeout).instrument(span.clone());
         match sent.await {

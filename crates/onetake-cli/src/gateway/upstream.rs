@@ -4,8 +4,9 @@
 //! is opened (ALPN). The modules `http1` and `http2` have the two protocols.
 //!
 //! It is known exactly which requests may have been sent: those that a connection has begun to
-//! write. If the upstream has closed an idle connection, the gateway notices it before that as soon
-//! as the operating system knows. The request then goes to another connection.
+//! write. If the upstream has closed an idle connection, a request with a key notices it before that,
+//! as soon as the operating system knows. Other requests notice it as soon as the runtime knows. The
+//! request then goes to another connection.
 
 mod after_response;
 mod body;
@@ -41,6 +42,8 @@ pub(super) struct Upstream<'a> {
     /// Its number among all upstreams.
     pub(super) number: usize,
     pub(super) server: &'a Uri,
+    /// True if the request has a key: its outcome must not be unknown without need.
+    pub(super) is_keyed: bool,
     /// The way of its informational responses to the client.
     pub(super) hints: Option<HintSender<'a>>,
 }
@@ -147,8 +150,8 @@ where
         request: Box<Request<B>>,
         evidence: &mut Evidence,
     ) -> Result<Response<UpstreamBody>, NoResponse> {
-        let Upstream { number, server, hints } = upstream;
-        let connection = match self.idle.take(number) {
+        let Upstream { number, server, is_keyed, hints } = upstream;
+        let connection = match self.idle.take(number, is_keyed) {
             Some(connection) => connection,
             None => {
                 // Boxed, so that the futures of other requests do not hold it.
@@ -234,7 +237,7 @@ mod tests {
 
     async fn send(upstreams: &Upstreams<Full<Bytes>>, to: &Uri) -> (bool, bool) {
         let mut evidence = Evidence::default();
-        let to = Upstream { number: 0, server: to, hints: None };
+        let to = Upstream { number: 0, server: to, is_keyed: true, hints: None };
         let sent = upstreams.send(to, Box::new(request()), &mut evidence).await;
         (sent.is_ok(), evidence.may_be_sent())
     }

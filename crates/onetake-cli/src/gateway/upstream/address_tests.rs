@@ -104,7 +104,7 @@ fn upstreams(addresses: &Addresses, clock: Arc<dyn Clock>) -> Upstreams<Full<Byt
 async fn send(upstreams: &Upstreams<Full<Bytes>>, server: &Uri) -> (bool, bool) {
     let mut evidence = Evidence::default();
     let request = Request::post("/").header("host", "a").body(Full::from("pay")).unwrap();
-    let to = Upstream { number: 0, server, hints: None };
+    let to = Upstream { number: 0, server, is_keyed: true, hints: None };
     let sent = upstreams.send(to, Box::new(request), &mut evidence).await;
     let is_answered = match sent {
         Ok(response) => response.into_body().collect().await.is_ok(),

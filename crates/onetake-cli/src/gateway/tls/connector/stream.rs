@@ -140,21 +140,27 @@ impl Stream {
         Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
     }
 
-    /// True if the connection is open, and the upstream has sent nothing that is unread.
+    /// True if the connection is open, and the upstream has sent nothing that is unread, as far as the
+    /// runtime knows. The budget of the task does not count, because a read without budget is pending.
     ///
-    /// This asks the operating system. A read of the runtime would not do: after a read that emptied
-    /// the socket, the runtime answers from memory until its next look at all sockets. On a busy
-    /// core, an end of the connection can have arrived long before.
+    /// After a read that emptied the socket, the runtime answers from memory until its next look at
+    /// all sockets. On a busy core, an end of the connection can have arrived long before.
+    pub(in super::super::super) fn seems_quiet(&mut self) -> bool {
+        let (mut byte, mut context) = ([0], Context::from_waker(Waker::noop()));
+        let read = poll_fn(|cx| Pin::new(&mut *self).poll_read(cx, &mut ReadBuf::new(&mut byte)));
+        pin!(unconstrained(read)).poll(&mut context).is_pending()
+    }
+
+    /// True if the connection is open, and the upstream has sent nothing that is unread, as far as the
+    /// operating system knows. It costs a system call.
     pub(in super::super::super) fn is_quiet(&mut self) -> bool {
+        // Messages of TLS itself, such as session tickets, are read first.
+        if matches!(self, Self::Encrypted(_)) && !self.seems_quiet() {
+            return false;
+        }
         let socket = match self {
             Self::Plain(plain) => &plain.stream,
-            Self::Encrypted(encrypted) => {
-                // Messages of TLS itself, such as session tickets, are read first.
-                if !encrypted.has_no_data() {
-                    return false;
-                }
-                encrypted.stream.get_ref().0
-            }
+            Self::Encrypted(encrypted) => encrypted.stream.get_ref().0,
         };
         recv(socket, &mut [0; 1], RecvFlags::PEEK).is_err_and(|error| error == Errno::WOULDBLOCK)
     }
@@ -175,15 +181,6 @@ impl Stream {
 }
 
 impl Encrypted {
-    /// True if nothing of the upstream can be read, as far as the runtime knows. The budget of the
-    /// task does not count, because a read without budget is pending.
-    fn has_no_data(&mut self) -> bool {
-        let (mut byte, mut context) = ([0], Context::from_waker(Waker::noop()));
-        let stream = &mut self.stream;
-        let read = poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut ReadBuf::new(&mut byte)));
-        pin!(unconstrained(read)).poll(&mut context).is_pending()
-    }
-
     fn poll_read(
         &mut self,
         context: &mut Context<'_>,

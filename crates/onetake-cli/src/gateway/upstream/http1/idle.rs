@@ -43,12 +43,17 @@ impl Idle {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a connection that can be used.
-    pub(in super::super) fn take(&self, upstream: usize) -> Option<Box<Http1Connection>> {
+    /// Takes a connection that a request can use.
+    pub(in super::super) fn take(
+        &self,
+        upstream: usize,
+        is_keyed: bool,
+    ) -> Option<Box<Http1Connection>> {
         let mut all = self.lock();
         while let Some(mut connection) = all.of_upstream.get_mut(upstream)?.pop() {
             all.count -= 1;
-            if self.may_be_used(&connection, self.clock.monotonic()) && connection.is_usable() {
+            let is_young = self.may_be_used(&connection, self.clock.monotonic());
+            if is_young && connection.is_usable(is_keyed) {
                 return Some(connection);
             }
         }
@@ -98,7 +103,7 @@ impl Idle {
     #[cfg(test)]
     pub(in super::super) fn has_usable(&self) -> bool {
         let mut all = self.lock();
-        all.of_upstream.iter_mut().flatten().any(|connection| connection.is_usable())
+        all.of_upstream.iter_mut().flatten().any(|connection| connection.is_usable(true))
     }
 }
 

@@ -71,9 +71,11 @@ impl Http1Connection {
     }
 
     /// True if an idle connection can take a request: the upstream has neither closed it nor sent
-    /// anything.
-    fn is_usable(&mut self) -> bool {
-        self.read.is_empty() && self.stream.is_quiet()
+    /// anything. For a request with a key the operating system is asked: if the connection has ended,
+    /// the outcome of that request would be unknown, although the upstream never ran it.
+    fn is_usable(&mut self, is_keyed: bool) -> bool {
+        let stream = &mut self.stream;
+        self.read.is_empty() && if is_keyed { stream.is_quiet() } else { stream.seems_quiet() }
     }
 
     /// Reads more bytes. Returns 0 at the end of the connection.

@@ -50,7 +50,7 @@ impl Pair {
 
     /// The connection, which was not used yet or is idle.
     fn connection(&mut self) -> Box<Http1Connection> {
-        self.connection.take().or_else(|| self.idle.take(0)).unwrap()
+        self.connection.take().or_else(|| self.idle.take(0, true)).unwrap()
     }
 
     /// Sends a GET to an upstream that answers with these bytes.
@@ -151,7 +151,7 @@ async fn a_response_is_read_as_its_head_says() {
         assert_eq!(response.status(), status, "{answer}");
         assert!(!response.headers().contains_key("link"), "{answer}");
         assert_eq!(text(response).await.expect(answer), body, "{answer}");
-        assert_eq!(pair.idle.take(0).is_some(), is_kept, "{answer}");
+        assert_eq!(pair.idle.take(0, true).is_some(), is_kept, "{answer}");
     }
 }
 
@@ -181,7 +181,7 @@ async fn a_body_without_a_length_ends_with_its_connection() {
     pair.upstream.write_all(b"text").await.unwrap();
     pair.upstream.shutdown().await.unwrap();
     assert_eq!(text(response).await.unwrap(), "some text");
-    assert!(pair.idle.take(0).is_none());
+    assert!(pair.idle.take(0, true).is_none());
 }
 
 #[tokio::test]
@@ -221,7 +221,7 @@ async fn a_response_that_is_no_http_is_an_error() {
             .await;
         let answer = answering.await.unwrap();
         assert!(sent.is_err(), "{}", answer.get(..60).unwrap_or(&answer));
-        assert!(idle.take(0).is_none());
+        assert!(idle.take(0, true).is_none());
     }
 }
 
@@ -259,7 +259,7 @@ async fn a_response_that_breaks_off_is_an_error() {
         let response = pair.get(answer.as_bytes()).await.unwrap();
         pair.upstream.shutdown().await.unwrap();
         assert!(text(response).await.is_err(), "{answer}");
-        assert!(pair.idle.take(0).is_none());
+        assert!(pair.idle.take(0, true).is_none());
     }
     let mut pair = Pair::new().await;
     pair.upstream.write_all(b"HTTP/1.1 200 OK\r\ncont").await.unwrap();
@@ -272,7 +272,7 @@ async fn a_body_that_is_not_read_closes_its_connection() {
     let mut pair = Pair::new().await;
     let response = pair.get(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhi").await.unwrap();
     drop(response);
-    assert!(pair.idle.take(0).is_none());
+    assert!(pair.idle.take(0, true).is_none());
     let mut rest = Vec::new();
     let _end_or_reset = pair.upstream.read_to_end(&mut rest).await;
     assert!(rest.starts_with(b"GET / HTTP/1.1\r\n"));
@@ -333,7 +333,7 @@ async fn large_data_is_written_whole() {
         assert!(got.ends_with(&format!("\r\n\r\n{body}")));
         pair.upstream.write_all(OK).await.unwrap();
         sending.await.unwrap().unwrap();
-        assert!(pair.idle.take(0).is_some(), "{is_chunked}");
+        assert!(pair.idle.take(0, true).is_some(), "{is_chunked}");
     }
 }
 
@@ -382,7 +382,7 @@ async fn an_upload_that_breaks_off_is_an_error() {
         }
         drop(sender);
         assert!(pair.send(request).await.is_err(), "{frames:?}");
-        assert!(pair.idle.take(0).is_none());
+        assert!(pair.idle.take(0, true).is_none());
     }
 }
 
@@ -400,7 +400,7 @@ async fn an_upload_goes_on_after_an_early_response() {
     }
     pair.upstream.write_all(b"rl").await.unwrap();
     assert_eq!(text(response).await.unwrap(), "earl");
-    assert!(pair.idle.take(0).is_none(), "the request is not complete");
+    assert!(pair.idle.take(0, true).is_none(), "the request is not complete");
     sender.send("ef").await.unwrap();
     pair.got("ef").await;
     while !pair.idle.has_usable() {
@@ -485,7 +485,7 @@ async fn an_idle_connection_is_kept_for_the_configured_time() {
         clock.advance(idle);
     }
     clock.advance(KEEP_ALIVE);
-    assert!(pair.idle.take(0).is_none());
+    assert!(pair.idle.take(0, true).is_none());
     // The connection is closed, although no request asks for it.
     let mut pair = Pair::with_clock(Arc::new(clock.clone())).await;
     let response = pair.get(OK).await.unwrap();
@@ -522,7 +522,7 @@ async fn a_busy_task_does_not_take_a_closed_connection() {
             while let Poll::Ready(budget) = tokio::task::coop::poll_proceed(cx) {
                 budget.made_progress();
             }
-            Poll::Ready(pair.idle.take(0).is_some())
+            Poll::Ready(pair.idle.take(0, true).is_some())
         });
         assert!(!taken.await, "{sent}");
     }

@@ -60,7 +60,7 @@ where
 {
     let mut evidence = Evidence::default();
     let request = Request::post("/").header("host", "a").body(body).unwrap();
-    let to = Upstream { number: 0, server: to, hints: None };
+    let to = Upstream { number: 0, server: to, is_keyed: true, hints: None };
     let sent = upstreams.send(to, Box::new(request), &mut evidence).await;
     let is_answered = match sent {
         Ok(response) => response.into_body().collect().await.is_ok(),

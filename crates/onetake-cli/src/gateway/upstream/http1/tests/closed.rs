@@ -37,7 +37,7 @@ async fn an_end_that_the_runtime_has_not_heard_of_is_noticed() {
         upstream.write_all(last).unwrap();
         drop(upstream);
         assert!(end_is_noticed(&pair.idle), "{last:?}");
-        assert!(pair.idle.take(0).is_none());
+        assert!(pair.idle.take(0, true).is_none());
     }
 }
 
@@ -73,7 +73,7 @@ async fn an_end_over_tls_that_the_runtime_has_not_heard_of_is_noticed() {
         }
         drop(upstream);
         assert!(end_is_noticed(&idle), "{has_message}");
-        assert!(idle.take(0).is_none());
+        assert!(idle.take(0, true).is_none());
     }
 }
 
@@ -102,7 +102,7 @@ async fn a_request_whose_first_write_fails_was_not_sent() {
     upstream.set_zero_linger().unwrap();
     drop(upstream);
     let mut connection = connection.unwrap();
-    assert!((0..LOOKS_MAX).any(|_| !connection.is_usable()), "it is reset");
+    assert!((0..LOOKS_MAX).any(|_| !connection.is_usable(true)), "it is reset");
     let request = Request::post("/").body(Full::<Bytes>::from("pay")).unwrap();
     let exchange = Exchange::new(connection, request).unwrap();
     let mut evidence = Evidence::default();

@@ -123,7 +123,7 @@ async fn an_early_response_that_is_dropped_ends_its_upload() {
     pair.upstream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nea").await.unwrap();
     drop(pair.send(request).await.unwrap());
     sender.closed().await;
-    assert!(pair.idle.take(0).is_none());
+    assert!(pair.idle.take(0, true).is_none());
 }
 
 /// Nothing else wakes the task: the upstream is silent, and the upload is complete, or the upstream
@@ -164,7 +164,7 @@ async fn an_early_response_that_is_dropped_ends_a_silent_exchange() {
             in_time(ended).await.is_some(),
             "the permits are held for ever; complete: {is_complete}"
         );
-        assert!(pair.idle.take(0).is_none());
+        assert!(pair.idle.take(0, true).is_none());
     }
 }
 

@@ -65,7 +65,7 @@ fn head(stream: u32, is_end: bool) -> Vec<u8> {
 /// Sends a request, and returns its response without the body.
 async fn begin(upstreams: &Upstreams<Frames>, to: &Uri, body: Frames) -> Response<UpstreamBody> {
     let request = Request::post("/").header("host", "a").body(body).unwrap();
-    let to = Upstream { number: 0, server: to, hints: None };
+    let to = Upstream { number: 0, server: to, is_keyed: true, hints: None };
     let mut evidence = Evidence::default();
     soon(upstreams.send(to, Box::new(request), &mut evidence)).await.unwrap()
 }

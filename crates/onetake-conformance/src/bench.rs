@@ -184,8 +184,8 @@ pub(super) fn unknown() -> Transition {
     Transition::Unknown(Cause::Status(500))
 }
 
-/// Returns one of each verb that an attempt or the reaper uses.
-pub(super) fn every_verb() -> Vec<Transition> {
+/// Returns one of each transition that an attempt or the reaper uses.
+pub(super) fn every_transition() -> Vec<Transition> {
     vec![
         Transition::Renew,
         outcome("other"),

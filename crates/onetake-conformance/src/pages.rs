@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::bench::{Bench, every_verb, id, outcome};
+use super::bench::{Bench, every_transition, id, outcome};
 use onetake_core::scope::RecordId;
 use onetake_core::store::{Cursor, StoreErrorKind};
 
@@ -28,13 +28,13 @@ pub(super) async fn every_record_is_on_a_page(bench: &Bench) {
     assert!(all(bench, 10).await.is_empty());
     bench.store.secret("page", [7; 32]).await.expect("the store answers");
     let mut expected = BTreeSet::new();
-    let verbs: Vec<_> = every_verb().into_iter().collect();
+    let transitions: Vec<_> = every_transition().into_iter().collect();
     for number in 0..40 {
         let key = format!("paged {number}");
         let claim = bench.claim_of(&key, "pay 10");
         bench.granted(&claim).await;
         // Some keys run; the others are in every state.
-        if let Some(transition) = verbs.get(number % (verbs.len() + 1)) {
+        if let Some(transition) = transitions.get(number % (transitions.len() + 1)) {
             let _done_or_stale = bench.settle(&claim, transition.clone()).await;
         }
         expected.insert(id(&key));

@@ -1,6 +1,6 @@
 //! Settlements: which attempts may settle, and which records no longer change.
 
-use super::bench::{Bench, body, every_verb, failure, is, outcome, unknown};
+use super::bench::{Bench, body, every_transition, failure, is, outcome, unknown};
 use onetake_core::record::{OnUnknown, State};
 use onetake_core::store::{Claim, Due, DueAttempt, Settled, Transition};
 
@@ -11,7 +11,7 @@ pub(super) async fn a_stale_attempt_changes_nothing(bench: &Bench) {
     let second = bench.claim_of("a", "pay 10");
     bench.granted(&second).await;
     let running = bench.load("a").await;
-    for transition in every_verb() {
+    for transition in every_transition() {
         let Settled::Stale { current } = bench.settle(&first, transition.clone()).await else {
             panic!("a late finisher was believed after a takeover: {transition:?} (S3)");
         };
@@ -19,7 +19,7 @@ pub(super) async fn a_stale_attempt_changes_nothing(bench: &Bench) {
         assert_eq!(bench.load("a").await, running, "{transition:?} changed something");
     }
     bench.done(&second, outcome("the second's")).await;
-    for transition in every_verb() {
+    for transition in every_transition() {
         let Settled::Stale { current } = bench.settle(&first, transition.clone()).await else {
             panic!("a late finisher was believed after the completion: {transition:?} (S3)");
         };
@@ -89,7 +89,7 @@ pub(super) async fn a_settled_record_never_changes(bench: &Bench) {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
         let before = bench.done(&claim, settle).await;
-        for transition in every_verb() {
+        for transition in every_transition() {
             let _either = bench.settle(&claim, transition.clone()).await;
             let after = bench.load(key).await.unwrap();
             assert_eq!(after, before, "{key} was changed by its own attempt: {transition:?} (S4)");
@@ -122,7 +122,7 @@ pub(super) async fn renewing_does_not_revive_the_unknown(bench: &Bench) {
 }
 
 pub(super) async fn settling_the_absent_is_stale(bench: &Bench) {
-    for transition in every_verb() {
+    for transition in every_transition() {
         let Settled::Stale { current: None } =
             bench.settle(&bench.claim_of("absent", ""), transition).await
         else {

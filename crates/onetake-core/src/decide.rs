@@ -299,7 +299,7 @@ mod tests {
         any::<u32>().prop_map(|s| Timestamp::from_micros(u64::from(s) * 1_000_000))
     }
 
-    fn any_verb() -> impl Strategy<Value = Transition> {
+    fn any_transition() -> impl Strategy<Value = Transition> {
         prop_oneof![
             Just(Transition::Renew),
             Just(Transition::ExpireLease),
@@ -351,7 +351,7 @@ mod tests {
         }
 
         #[test]
-        fn a_stale_attempt_changes_nothing(record in any_record(), transition in any_verb(), now in any_time()) {
+        fn a_stale_attempt_changes_nothing(record in any_record(), transition in any_transition(), now in any_time()) {
             let stranger = Settlement { id: record.id, attempt: AttemptId::from_bytes([8; 16]), transition };
             prop_assume!(record.attempt != stranger.attempt);
             prop_assert_eq!(settle(Some(&record), &stranger, Moment::at(now)), SettleEffect::Stale);
@@ -359,7 +359,7 @@ mod tests {
         }
 
         #[test]
-        fn a_final_record_never_changes(record in any_record(), transition in any_verb(), now in any_time()) {
+        fn a_final_record_never_changes(record in any_record(), transition in any_transition(), now in any_time()) {
             let own = Settlement { id: record.id, attempt: record.attempt, transition };
             let effect = settle(Some(&record), &own, Moment::at(now));
             if own.transition == Transition::Forget {
@@ -474,8 +474,8 @@ mod tests {
         Failure { code: code.into(), detail: "detail".into() }
     }
 
-    /// Returns every verb but [`Transition::Forget`], which has a test of its own.
-    fn every_verb() -> [Transition; 7] {
+    /// Returns every transition but [`Transition::Forget`], which has a test of its own.
+    fn every_transition() -> [Transition; 7] {
         [
             Transition::Renew,
             Transition::ExpireLease,
@@ -532,7 +532,7 @@ mod tests {
             states.iter().flat_map(|state| EVERY_WAY.map(|on_unknown| (state, on_unknown)))
         {
             let record = record(on_unknown, state.clone());
-            for transition in every_verb() {
+            for transition in every_transition() {
                 let own = Settlement { id: record.id, attempt: record.attempt, transition };
                 let expected = expected(&record, &own.transition);
                 assert_eq!(

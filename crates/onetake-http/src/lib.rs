@@ -13,6 +13,7 @@
 mod accepted;
 mod admit;
 mod advice;
+mod answered_attempt;
 pub mod body;
 mod content_type;
 mod context;

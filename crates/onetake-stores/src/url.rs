@@ -85,8 +85,8 @@ const FIX: &str = "use \"embedded:FOLDER\", \"sqlite:FILE\", \"postgres://HOST/D
 /// The characters that have a meaning in a URL, and their encoded forms.
 const ENCODE: &str = "in a user or a password write `@` as %40, `/` as %2F, `?` as %3F, `#` as \
                       %23 and `%` as %25";
-/// The largest clock difference between nodes on DynamoDB, the same value as in the DynamoDB store.
-const DYNAMODB_SKEW_MAX: Duration = Duration::from_secs(600);
+/// The largest clock difference between nodes on DynamoDB, unless the store's options say otherwise.
+pub(crate) const DYNAMODB_SKEW_MAX: Duration = Duration::from_secs(600);
 
 impl StoreUrl {
     /// Parses the URL of a store.

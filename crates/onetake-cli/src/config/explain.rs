@@ -136,7 +136,7 @@ fn deciding(path: &str) -> &str {
 }
 
 /// The options that a preset sets, as TOML.
-fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
+pub(super) fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
     let values = preset.values();
     let mut set = vec![("ttl", format!("\"{}\"", show_duration(values.ttl)))];
     set.extend(values.key_required.map(|required| ("key.required", required.to_string())));

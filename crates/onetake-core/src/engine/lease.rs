@@ -201,7 +201,7 @@ impl Lease {
         self.settle(Transition::Unknown(cause)).await
     }
 
-    /// Settles by any verb; see the other methods. The settlement runs in its own task, so that a
+    /// Settles by any transition; see the other methods. The settlement runs in its own task, so that a
     /// caller that is dropped cannot stop it.
     pub async fn settle(self, transition: Transition) -> Settling {
         let engine = self.engine.clone();
@@ -244,8 +244,8 @@ impl Lease {
         }
     }
 
-    /// Returns the verb for a lease that is dropped. The attempt had no effect if it never started.
-    pub(super) fn verb_if_dropped(&self) -> Transition {
+    /// Returns the transition for a lease that is dropped. The attempt had no effect if it never started.
+    pub(super) fn transition_if_dropped(&self) -> Transition {
         if self.started.load(Ordering::Acquire) {
             Transition::Unknown(Cause::Interrupted)
         } else {
@@ -289,7 +289,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        let transition = self.verb_if_dropped();
+        let transition = self.transition_if_dropped();
         if let Some(settling) = self.hand_over(transition) {
             self.engine.spawn(async move { drop(settling.await) });
         }

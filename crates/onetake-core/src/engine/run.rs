@@ -118,7 +118,7 @@ impl<W: Work> Granted for Perform<W> {
         let ran = AssertUnwindSafe(async { self.0.run(&lease).await }).catch_unwind().await;
         let (transition, output) = match ran {
             Ok((verdict, output)) => (verdict.into(), Some(output)),
-            Err(_panic) => (lease.verb_if_dropped(), None),
+            Err(_panic) => (lease.transition_if_dropped(), None),
         };
         let (settling, rest) = lease.settle_here(transition).await;
         Proceeded { reply: (settling, output), rest }

@@ -30,11 +30,11 @@ use onetake_core::outbox::MessageRefused;
 use onetake_core::{Attempt, Completion, FinishError, Message, StoreError};
 
 use crate::BoxError;
+use crate::answered_attempt::{is_stream, read_response, recording_of};
 use crate::body::ResponseBody;
 use crate::context::AttemptReport;
 use crate::layer::LayerState;
 use crate::policy::Policy;
-use crate::run::{is_stream, read_response, recording_of};
 
 pub(crate) use evidence::{Evidence, MisconfiguredRoutes, Progress, Ruling, rule};
 #[cfg(feature = "axum")]

@@ -129,7 +129,7 @@ impl Default for DynamoOptions {
             rng: Arc::new(SystemRng),
             connect_timeout: Duration::from_secs(2),
             command_timeout: Duration::from_secs(2),
-            skew_margin: Duration::from_secs(600),
+            skew_margin: crate::url::DYNAMODB_SKEW_MAX,
         }
     }
 }

@@ -256,7 +256,7 @@ fn is_released(record: &Record) -> bool {
     matches!(record.state, State::Released { .. })
 }
 
-/// Returns the verb that the attempt was settled with.
+/// Returns the transition that the attempt was settled with.
 fn outcome(record: &Record) -> Option<Transition> {
     match &record.state {
         State::Completed { recording, .. } => Some(Transition::Complete(recording.clone())),

@@ -89,7 +89,7 @@ fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
     let id = RecordId::from_bytes(from.array("id")?);
     let attempt = AttemptId::from_bytes(from.array("attempt")?);
     let transition = match from.u8("verb")? {
-        // A verb that only mattered while the attempt ran.
+        // A transition that only mattered while the attempt ran.
         0 => Transition::Renew,
         1 => {
             let head = from.slice("head")?;

@@ -1,4 +1,4 @@
-//! The numbers and words by which columns and parameters hold states, rules, verbs and causes, and the
+//! The numbers and words by which columns and parameters hold states, rules, transitions and causes, and the
 //! other constants that SQL shares with Rust.
 //!
 //! The functions in the database get them as placeholders, such as `{{RUNNING}}`: see
@@ -6,6 +6,7 @@
 //! change.
 
 use onetake_core::OnUnknown;
+use onetake_core::outbox::LANES;
 
 use super::finish::{SAVEPOINT_SQLSTATE, STALE_SQLSTATE};
 use crate::{outbox_codes, state_names};
@@ -46,7 +47,7 @@ pub(super) const RELEASED: i64 = 3;
 pub(super) const UNKNOWN: i64 = 4;
 
 /// The transitions, as the parameter `verbs` of the function that settles.
-pub(super) mod verb {
+pub(super) mod transition {
     pub(crate) const RENEW: i16 = 0;
     pub(crate) const COMPLETE: i16 = 1;
     pub(crate) const FAIL: i16 = 2;
@@ -71,12 +72,12 @@ pub(super) mod row {
     pub(crate) const ALL_DONE: i16 = 2;
 }
 
-// The function that settles writes these verbs as the state that they lead to.
+// The function that settles writes these transitions as the state that they lead to.
 const _: () = assert!(
-    verb::COMPLETE as i64 == COMPLETED
-        && verb::FAIL as i64 == FAILED
-        && verb::RELEASE as i64 == RELEASED
-        && verb::UNKNOWN as i64 == UNKNOWN
+    transition::COMPLETE as i64 == COMPLETED
+        && transition::FAIL as i64 == FAILED
+        && transition::RELEASE as i64 == RELEASED
+        && transition::UNKNOWN as i64 == UNKNOWN
 );
 
 // The causes of unknown outcomes in the column `code`.
@@ -112,7 +113,7 @@ pub(super) enum Code {
 }
 
 /// The placeholders in the files of SQL, and their values.
-pub(super) const PLACEHOLDERS: [(&str, Code); 39] = [
+pub(super) const PLACEHOLDERS: [(&str, Code); 40] = [
     ("{{RUNNING}}", Code::Number(RUNNING)),
     ("{{COMPLETED}}", Code::Number(COMPLETED)),
     ("{{FAILED}}", Code::Number(FAILED)),
@@ -127,14 +128,14 @@ pub(super) const PLACEHOLDERS: [(&str, Code); 39] = [
     ("{{ON_UNKNOWN_RECONCILE}}", Code::Number(on_unknown(OnUnknown::Reconcile) as i64)),
     ("{{ON_UNKNOWN_RETRY}}", Code::Number(on_unknown(OnUnknown::Retry) as i64)),
     ("{{ON_UNKNOWN_ROLLBACK}}", Code::Number(on_unknown(OnUnknown::Rollback) as i64)),
-    ("{{VERB_RENEW}}", Code::Number(verb::RENEW as i64)),
-    ("{{VERB_COMPLETE}}", Code::Number(verb::COMPLETE as i64)),
-    ("{{VERB_FAIL}}", Code::Number(verb::FAIL as i64)),
-    ("{{VERB_RELEASE}}", Code::Number(verb::RELEASE as i64)),
-    ("{{VERB_UNKNOWN}}", Code::Number(verb::UNKNOWN as i64)),
-    ("{{VERB_EXPIRE_LEASE}}", Code::Number(verb::EXPIRE_LEASE as i64)),
-    ("{{VERB_FORGET}}", Code::Number(verb::FORGET as i64)),
-    ("{{VERB_POSTPONE_RECONCILE}}", Code::Number(verb::POSTPONE_RECONCILE as i64)),
+    ("{{VERB_RENEW}}", Code::Number(transition::RENEW as i64)),
+    ("{{VERB_COMPLETE}}", Code::Number(transition::COMPLETE as i64)),
+    ("{{VERB_FAIL}}", Code::Number(transition::FAIL as i64)),
+    ("{{VERB_RELEASE}}", Code::Number(transition::RELEASE as i64)),
+    ("{{VERB_UNKNOWN}}", Code::Number(transition::UNKNOWN as i64)),
+    ("{{VERB_EXPIRE_LEASE}}", Code::Number(transition::EXPIRE_LEASE as i64)),
+    ("{{VERB_FORGET}}", Code::Number(transition::FORGET as i64)),
+    ("{{VERB_POSTPONE_RECONCILE}}", Code::Number(transition::POSTPONE_RECONCILE as i64)),
     ("{{LOCK_QUICK}}", Code::Number(lock::QUICK as i64)),
     ("{{LOCK_TOGETHER}}", Code::Number(lock::TOGETHER as i64)),
     ("{{LOCK_ALONE}}", Code::Number(lock::ALONE as i64)),
@@ -152,4 +153,5 @@ pub(super) const PLACEHOLDERS: [(&str, Code); 39] = [
     ("{{BEHIND}}", Code::Number(outbox_codes::BEHIND as i64)),
     ("{{LOOK_MIN}}", Code::Number(outbox_codes::LOOK_MIN as i64)),
     ("{{LOOKED_MAX}}", Code::Number(outbox_codes::LOOKED_MAX as i64)),
+    ("{{LANE_LAST}}", Code::Number(LANES as i64 - 1)),
 ];

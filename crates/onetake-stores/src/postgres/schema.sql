@@ -98,7 +98,7 @@ CREATE TABLE onetake_lanes (
     turn        bigint   NOT NULL DEFAULT 0, -- rises with every take
     taken_until bigint   NOT NULL DEFAULT 0
 );
-INSERT INTO onetake_lanes (lane) SELECT lane FROM generate_series(0, 63) AS lane;
+INSERT INTO onetake_lanes (lane) SELECT lane FROM generate_series(0, {{LANE_LAST}}) AS lane;
 
 CREATE VIEW onetake_keys AS
 SELECT encode(id, 'hex')                                               AS id,

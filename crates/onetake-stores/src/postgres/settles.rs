@@ -8,14 +8,14 @@ use onetake_core::{RecordId, Settled, Settlement, StoreError, Transition};
 use tokio_postgres::types::Type;
 
 use super::batch::{Batched, LockMode, Sent};
-use super::codes::{LEASE_ENDED, verb};
+use super::codes::{LEASE_ENDED, transition};
 use super::pool::PooledConnection;
 use super::rows::{RecordRow, RowKind, cause, column};
 use super::sql::SETTLE;
 use super::statement_error::{Effect, StatementError};
 use super::{InTouch, PostgresStore};
 
-/// A verb as columns.
+/// A transition as columns.
 struct TransitionColumns<'a> {
     transition: i16,
     head: Option<&'a [u8]>,
@@ -36,29 +36,29 @@ impl<'a> TransitionColumns<'a> {
             hold: None,
         };
         match transition {
-            Transition::Renew => plain(verb::RENEW),
+            Transition::Renew => plain(transition::RENEW),
             Transition::Complete(recording) => {
                 let (head, body) = (Some(&*recording.head), recording.body.as_deref());
-                Self { head, body, ..plain(verb::COMPLETE) }
+                Self { head, body, ..plain(transition::COMPLETE) }
             }
             Transition::Fail(failure) => {
                 let failure = failure.clipped();
                 let (code, detail) = (failure.code.into_bytes(), failure.detail.into_bytes());
-                Self { code: Some(code), detail: Some(detail), ..plain(verb::FAIL) }
+                Self { code: Some(code), detail: Some(detail), ..plain(transition::FAIL) }
             }
-            Transition::Release => plain(verb::RELEASE),
+            Transition::Release => plain(transition::RELEASE),
             Transition::Unknown(why) => {
                 let (code, detail) = cause(&why.clipped());
                 let (code, detail) = (Some(code.into()), Some(detail.into_bytes()));
-                Self { code, detail, ..plain(verb::UNKNOWN) }
+                Self { code, detail, ..plain(transition::UNKNOWN) }
             }
             Transition::ExpireLease => {
                 let (code, detail) = (Some(LEASE_ENDED.into()), Some(Vec::new()));
-                Self { code, detail, ..plain(verb::EXPIRE_LEASE) }
+                Self { code, detail, ..plain(transition::EXPIRE_LEASE) }
             }
-            Transition::Forget => plain(verb::FORGET),
+            Transition::Forget => plain(transition::FORGET),
             Transition::PostponeReconcile(hold) => {
-                Self { hold: Some(column(*hold)), ..plain(verb::POSTPONE_RECONCILE) }
+                Self { hold: Some(column(*hold)), ..plain(transition::POSTPONE_RECONCILE) }
             }
         }
     }

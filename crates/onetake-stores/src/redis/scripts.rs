@@ -76,7 +76,7 @@ fn constants() -> String {
     )
 }
 
-// The verbs of settlements that lead to no state of their own. The others are the names of states.
+// The words of settlements that lead to no state of their own. The others are the names of states.
 const RENEW: &str = "renew";
 const EXPIRE_LEASE: &str = "abandon";
 const POSTPONE_RECONCILE: &str = "defer";

@@ -17,7 +17,7 @@ use super::command::RedisCommand;
 use super::connection::{Connection, ConnectionOptions};
 use super::url::Address;
 
-// The verbs of the script. Any other word than `TAKE` gives back.
+// The words of the script. Any other word than `TAKE` gives back.
 const TAKE: &str = "take";
 const GIVE_BACK: &str = "give back";
 /// The longest timeout of an answer. Every new operation waits for it.

@@ -36,7 +36,7 @@ fn late_words() -> Vec<Transition> {
     ]
 }
 
-/// Each verb of the first attempt arrives late: while the second attempt runs, and after it has
+/// Each transition of the first attempt arrives late: while the second attempt runs, and after it has
 /// finished.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_that_lands_late_changes_nothing() {

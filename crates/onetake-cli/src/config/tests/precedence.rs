@@ -86,6 +86,21 @@ fn route_stands_above_preset_above_defaults_above_built_in() {
     }
 }
 
+/// Written in a route, the values that `onetake check --explain` names for a preset make its policy.
+#[test]
+fn the_explained_values_of_a_preset_are_all_of_its_values() {
+    for (name, preset) in Preset::ALL {
+        let of_preset = route("", &format!("preset = \"{name}\""));
+        let values = super::super::explain::preset_values(preset).into_iter();
+        // The rule for 5xx is not an option.
+        let options = values.filter(|(option, _)| *option != "5xx");
+        let options = options.map(|(option, value)| format!("{option} = {value}\n"));
+        let mut written = route("", &options.collect::<String>());
+        written.outcomes = of_preset.outcomes.clone();
+        assert_eq!(written, of_preset, "{name}");
+    }
+}
+
 #[test]
 fn a_key_is_required_by_preset_or_by_word() {
     let required = |defaults, own: &str| route(defaults, own).key.required;

@@ -182,6 +182,7 @@ impl Inbox {
                 not_tried(
                     &engine,
                     attempt,
+                    BY,
                     "the earlier attempts of the message could not be counted",
                 )
                 .await;
@@ -198,7 +199,7 @@ impl Inbox {
                 Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
                     report(AttemptResult { attempt, attempts: before, error: Some(error) });
-                    not_tried(&engine, attempt, "the work could not begin").await;
+                    not_tried(&engine, attempt, BY, "the work could not begin").await;
                     Verdict::Release
                 }
                 Err(error) => {
@@ -244,8 +245,8 @@ impl Inbox {
 }
 
 /// Writes to the audit log that an attempt was not a try, before it is released.
-async fn not_tried(engine: &Engine, attempt: Attempt, why: &str) {
-    let _panicked = engine.note_untried(attempt, BY, why).await;
+pub(crate) async fn not_tried(engine: &Engine, attempt: Attempt, by: &str, why: &str) {
+    let _panicked = engine.note_untried(attempt, by, why).await;
 }
 
 /// Returns how often the message of a running attempt was tried before; `None` if the store does

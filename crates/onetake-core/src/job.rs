@@ -46,13 +46,16 @@ use crate::engine::{
     Answer, Attempt, Engine, EngineError, Operation, Outcome, Settling, Verdict, WhileRunning,
 };
 use crate::fingerprint::Fingerprint;
-use crate::inbox::{ATTEMPTS_MAX, tries_before};
+use crate::inbox::{ATTEMPTS_MAX, not_tried, tries_before};
 use crate::key::Key;
 use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::{Reference, Scope};
 
 /// The code of a failure that is recorded because the work returned an error.
 pub const JOB_FAILED: &str = "job_failed";
+
+/// The author of audit entries.
+const BY: &str = "job";
 
 /// The number of attempts of work that may run again, and the pauses between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,8 +294,11 @@ impl Job {
                 Some(_) => tries_before(&engine, attempt.id).await,
                 None => Some(0),
             };
-            // Nothing ran: the next request tries again.
-            let Some(before) = before else { return Verdict::Release };
+            let Some(before) = before else {
+                // Nothing ran: the next request tries again.
+                not_tried(&engine, attempt, BY, "the earlier attempts could not be counted").await;
+                return Verdict::Release;
+            };
             let attempts_max = retry.map_or(1, |retry| retry.attempts_max.clamp(1, ATTEMPTS_MAX));
             if before >= attempts_max {
                 return failed(&format_args!("it failed {before} times and is not tried again"));

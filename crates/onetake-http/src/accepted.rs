@@ -87,6 +87,7 @@ impl AsyncWait {
         mut started: oneshot::Receiver<()>,
     ) -> Awaited<'_, W> {
         let mut until = self.until;
+        let mut runs_elsewhere = false;
         loop {
             let wait = until.saturating_sub(engine.clock().monotonic());
             operation.in_flight = WhileRunning::Wait(wait);
@@ -100,8 +101,14 @@ impl AsyncWait {
                     work = unused;
                     answer
                 }
+                // The operation was seen to run on another node. So an unreachable store is no reason
+                // to run it here as well (S10).
+                Executed::Failed(_, Some(unused)) if runs_elsewhere => {
+                    return Awaited::Executed(Executed::Answered(Answer::WaitTimeout, unused));
+                }
                 executed => return Awaited::Executed(executed),
             };
+            runs_elsewhere = true;
             let answered = |answer, work| Awaited::Executed(Executed::Answered(answer, work));
             let now = engine.clock().monotonic();
             match (engine.promise(operation), answer) {
@@ -152,10 +159,11 @@ impl AsyncWait {
         }))
     }
 
-    /// Resolves when the client whose request runs the operation must get its 202.
+    /// Resolves when the client's wait has ended and an attempt of this process has promised its
+    /// outcome: the client must get its 202.
     ///
-    /// Never resolves if the attempt is being released or has just ended, because its answer is
-    /// about to arrive, or if this request did not start the operation.
+    /// Never resolves if that attempt is being released or has just ended, because its answer is
+    /// about to arrive.
     async fn is_due(
         &self,
         engine: &Engine,
@@ -163,11 +171,12 @@ impl AsyncWait {
         started: &mut oneshot::Receiver<()>,
     ) {
         let clock = engine.clock();
-        if started.await.is_ok() {
-            clock.sleep(self.until.saturating_sub(clock.monotonic())).await;
-            if engine.promise(operation) == Promise::Given {
-                return;
-            }
+        clock.sleep(self.until.saturating_sub(clock.monotonic())).await;
+        // The attempt may be granted and not started yet: a rollback can come first.
+        if engine.promise(operation) == Promise::Given
+            || started.await.is_ok() && engine.promise(operation) == Promise::Given
+        {
+            return;
         }
         std::future::pending().await
     }

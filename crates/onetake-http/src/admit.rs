@@ -82,7 +82,7 @@ impl Identity {
         }
         let was_under_way = engine.is_under_way(id);
         match engine.look(id).await {
-            Ok(Some(record)) => Ok(!is_final(&record)),
+            Ok(Some(record)) => Ok(may_run_again(&record)),
             Ok(None) if was_under_way || engine.is_under_way(id) => Ok(true),
             Ok(None) => Err(self.refused(issued::invalid())),
             Err(error) => Err(self.refused(problem_of_error(&error, id.reference()))),
@@ -92,6 +92,14 @@ impl Identity {
     fn refused(&self, problem: Problem) -> Refusal {
         Refusal::new(&self.head.policy, problem).reference(self.operation.id.reference())
     }
+}
+
+/// False if the record has an outcome, or stays unknown. Such a record may expire between this look
+/// and a claim, and nothing may run under its key then (S15).
+fn may_run_again(record: &Record) -> bool {
+    let stays_unknown =
+        matches!(record.state, State::Unknown { .. }) && !record.terms.on_unknown.runs_again();
+    !is_final(record) && !stays_unknown
 }
 
 pub(crate) fn is_final(record: &Record) -> bool {
@@ -157,19 +165,8 @@ impl Admitted {
             Executed::Ran(settling, (ran, _place)) => respond.ran(&settling, ran),
             Executed::Panicked(_) => Ok(respond.panicked_in_the_middle()),
             Executed::Answered(answer, _) => Ok(respond.answer(&answer)),
-            // The client does not wait any more, so that a run would only have effects.
-            Executed::Failed(error, Some(job))
-                if fail_open::is_open(&policy, &error)
-                    && job.call.head.is_over(&**engine.clock()) =>
-            {
-                Ok(respond.problem(deadline::exceeded()))
-            }
-            Executed::Failed(error, Some(job))
-                if fail_open::is_chosen(engine, &policy, reference, &error) =>
-            {
-                pass.keep();
-                job.payload.set_kept(true);
-                fail_open::run(job, &respond).await
+            Executed::Failed(error, Some(job)) if fail_open::is_open(&policy, &error) => {
+                fail_open::run(job, pass, &error, &respond).await
             }
             Executed::Failed(error, _) => Ok(respond.problem(problem_of_error(&error, reference))),
         }

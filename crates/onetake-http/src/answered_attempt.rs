@@ -55,7 +55,6 @@ impl AnsweredAttempt<'_> {
         Res: Body<Data = Bytes>,
         Res::Error: Into<BoxError>,
     {
-        let clock = self.shared.engine.clock();
         let mut report = AttemptReport::take(&mut response);
         let ResponseResult { mut disposition, cause, word } =
             disposition_of(&mut response, &mut report, self.policy, self.form);
@@ -91,14 +90,11 @@ impl AnsweredAttempt<'_> {
         {
             return self.conclude_call(response, form).await;
         }
-        let is_kept = self.kept_from.is_some_and(|from| clock.monotonic() >= from);
+        let is_refused = response.status() == StatusCode::UNAUTHORIZED
+            || GrpcCode::of(response.headers()) == Some(GrpcCode::Unauthenticated);
         match disposition {
-            // If a client got a 202, or may have got one, the response is recorded instead: the
-            // outcome was promised.
-            Disposition::Release if !is_kept && self.lease.may_release() => {
-                let is_refused = response.status() == StatusCode::UNAUTHORIZED
-                    || GrpcCode::of(response.headers()) == Some(GrpcCode::Unauthenticated);
-                (self.release(is_refused), Ran::Responded(response.map(ResponseBody::untouched)))
+            Disposition::Release if self.may_release(is_refused) => {
+                (Verdict::Release, Ran::Responded(response.map(ResponseBody::untouched)))
             }
             Disposition::Unknown => {
                 (Verdict::Unknown(cause), Ran::Responded(response.map(ResponseBody::untouched)))
@@ -153,8 +149,8 @@ impl AnsweredAttempt<'_> {
         let said = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
         let disposition = said.unwrap_or(self.policy.outcomes.classify_grpc(code));
         let verdict = match disposition {
-            Disposition::Release if self.lease.may_release() => {
-                self.release(code == GrpcCode::Unauthenticated)
+            Disposition::Release if self.may_release(code == GrpcCode::Unauthenticated) => {
+                Verdict::Release
             }
             Disposition::Unknown => Verdict::Unknown(answered_with(code)),
             Disposition::Record | Disposition::Release => {
@@ -180,13 +176,19 @@ impl AnsweredAttempt<'_> {
         (verdict, Ran::Committed(response, self.lease.attempt(), otherwise))
     }
 
-    /// Releases the attempt. If the service refused the credential, and the fingerprint has its
-    /// password, the record is given up: the retry with the right password must not be a mismatch.
-    fn release(&self, is_refused: bool) -> Verdict {
+    /// Decides to release the attempt. Returns false if a client got a 202, or may have got one: the
+    /// outcome was promised, so the response is recorded instead.
+    ///
+    /// If the service refused the credential, and the fingerprint has its password, the record is
+    /// given up in any case. Otherwise a stranger's password would block the key for its owner.
+    fn may_release(&self, is_refused: bool) -> bool {
         if self.has_proof && is_refused {
             self.lease.disown();
+            return true;
         }
-        Verdict::Release
+        let now = self.shared.engine.clock().monotonic();
+        let is_kept = self.kept_from.is_some_and(|from| now >= from);
+        !is_kept && self.lease.may_release()
     }
 
     /// Logs a success that was not committed together with its outcome. The response is recorded,

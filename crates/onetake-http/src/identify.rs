@@ -26,6 +26,7 @@ use crate::key::key_of_body;
 use crate::layer::LayerState;
 use crate::memory::{BodyPermit, Purpose};
 use crate::payload::Payload;
+use crate::pipeline::is_inside;
 use crate::policy::{InFlight, KeySource};
 use crate::problem::from_engine::overloaded;
 use crate::problem::{Code, Problem};
@@ -201,7 +202,10 @@ impl Received {
             }
         };
         let Some(name) = name else {
-            remove_attempt(&mut self.parts);
+            match is_inside(&self.parts) {
+                true => remove_framing(&mut self.parts),
+                false => remove_attempt(&mut self.parts),
+            }
             let body = RequestBody::read(self.payload.into_data(), self.trailers);
             return Ok(Identified::PassOn(self.parts, body, self.place));
         };
@@ -284,7 +288,15 @@ pub(crate) fn incomplete(what: &str) -> Problem {
 ///
 /// A request that runs without an attempt must not carry the headers of one.
 pub(crate) fn remove_attempt(parts: &mut Parts) {
-    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE].into_iter().chain(ATTEMPT_HEADERS) {
+    remove_framing(parts);
+    for name in ATTEMPT_HEADERS {
+        parts.headers.remove(name);
+    }
+}
+
+/// Removes the headers about the transfer of a body that was read.
+fn remove_framing(parts: &mut Parts) {
+    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE] {
         parts.headers.remove(name);
     }
 }

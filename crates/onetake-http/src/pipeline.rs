@@ -156,7 +156,7 @@ where
 }
 
 /// Returns true if a layer around this one runs the request's operation.
-fn is_inside(parts: &Parts) -> bool {
+pub(crate) fn is_inside(parts: &Parts) -> bool {
     OperationContext::of(&parts.extensions).is_some_and(|context| context.key().is_some())
 }
 

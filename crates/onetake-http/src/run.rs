@@ -142,22 +142,17 @@ impl<S, Req> OperationWork<S, Req> {
 
     /// Returns a verdict and a problem if the attempt must not start although its claim was
     /// granted.
-    fn objection(&self, clock: &dyn Clock) -> Option<(Verdict, Problem)> {
+    fn objection(&self, lease: &Lease, clock: &dyn Clock) -> Option<(Verdict, Problem)> {
+        // An attempt whose outcome was promised to another client runs without its own.
+        let released = |problem| lease.may_release().then_some((Verdict::Release, problem));
         // The claim was granted after the client's deadline.
-        if self.call.head.is_over(clock) {
-            return Some((Verdict::Release, deadline::exceeded()));
-        }
-        if self.client.strong_count() == 0 {
-            return Some((Verdict::Release, in_progress()));
-        }
-        if let Some(route) = self.call.transactional_route()
-            && self.shared.misfits.has(&route)
+        if self.call.head.is_over(clock)
+            && let Some(objection) = released(deadline::exceeded())
         {
-            tracing::error!(
-                route,
-                "an operation was refused: the handler of its transactional route has no InTransaction argument"
-            );
-            return Some((Verdict::Release, misconfigured()));
+            return Some(objection);
+        }
+        if let Some(problem) = self.misfit() {
+            return Some((Verdict::Release, problem));
         }
         // The issued key has expired. Its record had an outcome, and expired before the claim.
         if !self.may_run {
@@ -165,7 +160,18 @@ impl<S, Req> OperationWork<S, Req> {
         }
         // This is the last objection: from here on the client knows that the attempt starts.
         let starts = self.client.upgrade().is_some_and(|client| client.start());
-        (!starts).then(|| (Verdict::Release, in_progress()))
+        if starts { None } else { released(in_progress()) }
+    }
+
+    /// Returns a problem if the handler of a transactional route was found not to fit it.
+    pub(crate) fn misfit(&self) -> Option<Problem> {
+        let route =
+            self.call.transactional_route().filter(|route| self.shared.misfits.has(route))?;
+        tracing::error!(
+            route,
+            "an operation was refused: the handler of its transactional route has no InTransaction argument"
+        );
+        Some(misconfigured())
     }
 }
 
@@ -202,7 +208,7 @@ impl<S, Req> OperationWork<S, Req> {
         self.pass.keep();
         self.trace.keyed("executed", lease.id().reference(), Some(lease.fence()));
         let clock = &**self.shared.engine.clock();
-        if let Some((verdict, problem)) = self.objection(clock) {
+        if let Some((verdict, problem)) = self.objection(lease, clock) {
             return (verdict, Ran::NotStarted(problem));
         }
         let Self { mut inner, call, kept_from, ref shared, ref payload, started, .. } = self;

@@ -1,7 +1,6 @@
 //! Claims: requests to the store for the right to run.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -68,18 +67,7 @@ async fn try_claim(
     engine: &Arc<Inner>,
     operation: &Operation,
 ) -> Result<(ClaimAnswer, OwnedSemaphorePermit), EngineError> {
-    if engine.closing.load(Ordering::Acquire) {
-        return Err(EngineError::Closing);
-    }
-    // A store that must not be used any more gets no claim: each one would only end up in the
-    // journal.
-    if let Some(error) = engine.fatal.borrow().clone() {
-        return Err(error.into());
-    }
-    let permit = Arc::clone(&engine.running).try_acquire_owned().map_err(|_| {
-        engine.metrics.overloaded.increment(1);
-        EngineError::Overloaded
-    })?;
+    let permit = engine.admit()?;
     let attempt = AttemptId::random(&*engine.rng);
     let claim = Claim {
         id: operation.id,

@@ -19,6 +19,7 @@ use super::flight::{Flight, Landing};
 use super::renewal::LeaseState;
 use super::report::RepeatedFailure;
 use super::tasks::in_span;
+use super::untried::note_untried;
 use super::{Attempt, Engine, EngineError, Inner, Operation, SPANS, never_started};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
@@ -164,7 +165,8 @@ impl Lease {
     /// Lets a release of this attempt leave no payload behind, as if the attempt had never started.
     ///
     /// Use it if the caller was not allowed to try the operation at all, such as one with a wrong
-    /// password. Otherwise that caller would block the key for the right payload.
+    /// password. Otherwise that caller would block the key for the right payload. The release then
+    /// stands even if an outcome was promised: only callers with the same payload have the promise.
     pub fn disown(&self) {
         self.disowned.store(true, Ordering::Release);
     }
@@ -264,7 +266,8 @@ impl Lease {
             Transition::Unknown(_) => rolls_back,
             _ => false,
         };
-        let transition = if releases && !flying.flight.release() {
+        let is_disowned = self.disowned.load(Ordering::Acquire);
+        let transition = if releases && !flying.flight.release() && !is_disowned {
             Transition::Fail(without_outcome())
         } else {
             transition
@@ -275,7 +278,7 @@ impl Lease {
             Settlement { id: self.lease_state.id, attempt: self.lease_state.attempt, transition };
         let ever = self.started.load(Ordering::Acquire);
         let is_untried = !ever && !self.keeps_untried;
-        let leaves_payload = !is_untried && !self.disowned.load(Ordering::Acquire);
+        let leaves_payload = !is_untried && !is_disowned;
         let started = Started { ever, leaves_payload };
         let (engine, lease_state) = (self.engine.clone(), Arc::clone(&self.lease_state));
         let tracked = engine.inner.settling.token();
@@ -337,8 +340,18 @@ async fn settle(
     let (settling, landing) = match write(engine, &lease_state, &settlement).await {
         Ok(Settled::Done { record, now }) => {
             // This is before the landing, so that a waiter finds the key free.
-            if settlement.transition == Transition::Release && !started.leaves_payload {
-                never_started::forget(engine, &record).await;
+            if settlement.transition == Transition::Release {
+                let is_forgotten =
+                    !started.leaves_payload && never_started::forget(engine, &record).await;
+                // The inbox and jobs count the tries of a key by its attempts.
+                if !started.ever && !is_forgotten && record.terms.on_unknown.runs_again() {
+                    note_untried(
+                        engine,
+                        Attempt::of(&record),
+                        "engine",
+                        "the attempt never started",
+                    );
+                }
             }
             // Callers that waited for an attempt that never started may try the operation
             // themselves.

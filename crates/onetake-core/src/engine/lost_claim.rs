@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::record::{AttemptId, OnUnknown, Record};
+use crate::record::AttemptId;
 use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, Transition};
 
@@ -99,13 +99,11 @@ async fn until_settled(engine: &Arc<Inner>, release: &Settlement) {
     loop {
         match engine.settles.submit(release.clone()).await {
             Ok(Settled::Done { record, .. }) => {
-                // The inbox counts the tries of such a key by its attempts.
-                if record.terms.on_unknown == OnUnknown::Rollback {
-                    let Record { id, attempt, fence, .. } = *record;
-                    let attempt = Attempt { id, attempt, fence };
+                // The inbox and jobs count the tries of such a key by its attempts.
+                if record.terms.on_unknown.runs_again() {
                     note_untried(
                         engine,
-                        attempt,
+                        Attempt::of(&record),
                         "engine",
                         "the store's response to the claim was lost",
                     );

@@ -6,6 +6,7 @@
 
 mod batch;
 mod builder;
+mod bypass;
 mod cache;
 mod claim;
 mod flight;
@@ -57,6 +58,7 @@ use renewal::LeaseRenewer;
 use tasks::Tasks;
 
 pub use builder::EngineBuilder;
+pub use bypass::Bypass;
 pub use housekeeping::Housekeeping;
 pub use journal::{Journal, JournalBatch};
 pub use lease::{Lease, LeaseLost, Settling};
@@ -262,12 +264,6 @@ impl Engine {
     /// interrupted when it was opened.
     pub fn count_unknown(&self, operations: usize) {
         self.inner.metrics.unknown.increment(operations as u64);
-    }
-
-    /// Counts an operation that its caller ran without a record, because the store was unreachable
-    /// and the caller allows that (S10).
-    pub fn count_bypassed(&self) {
-        self.inner.metrics.bypassed.increment(1);
     }
 
     /// Checks that the store can answer now.

@@ -329,6 +329,14 @@ pub struct Attempt {
     pub fence: Fence,
 }
 
+impl Attempt {
+    /// Returns the latest attempt of a record.
+    pub(super) fn of(record: &Record) -> Self {
+        let Record { id, attempt, fence, .. } = *record;
+        Self { id, attempt, fence }
+    }
+}
+
 /// The reason why the engine could not start an operation. The operation did not run (S10).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]

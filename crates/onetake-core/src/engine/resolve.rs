@@ -199,12 +199,16 @@ async fn operation_task<G: Granted>(
             let _receiver_dropped = tell.send(TaskMessage::Found(record, now, granted));
             return;
         }
-        // The time limit for a claim does not apply to a rollback.
+        // The time limit for a claim does not apply to a rollback. Without it nothing runs, not even
+        // without a record: the work is not returned.
         Ok(Led::Run(lease)) => match &operation.on_retry {
-            Some(hook) => roll_back(&engine, lease, hook, operation.run_max).await,
+            Some(hook) => {
+                let rolled_back = roll_back(&engine, lease, hook, operation.run_max).await;
+                rolled_back.map_err(|error| (error, false))
+            }
             None => Ok(Begin::Run(lease)),
         },
-        Err(error) => Err(error),
+        Err(error) => Err((error, true)),
     };
     let (resolved, rest) = match begun {
         Ok(Begin::Run(lease)) => {
@@ -212,7 +216,9 @@ async fn operation_task<G: Granted>(
             (Resolved::Proceeded(reply), rest)
         }
         Ok(Begin::Answer(answer)) => (Resolved::Answered(answer, granted), None),
-        Err(error) => (Resolved::Failed(error, Some(granted)), None),
+        Err((error, is_returned)) => {
+            (Resolved::Failed(error, is_returned.then_some(granted)), None)
+        }
     };
     // A lease that the caller no longer waits for is dropped here, and so released.
     let _receiver_dropped = tell.send(TaskMessage::Resolved(resolved));

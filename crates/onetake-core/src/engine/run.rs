@@ -36,7 +36,8 @@ pub enum Executed<W: Work> {
     /// The work did not run for this caller: the answer. The work is returned.
     Answered(Answer, W),
     /// The engine could not start, and the work did not begin. The work is returned, unless it was
-    /// lost when the engine stopped.
+    /// lost when the engine stopped, or an earlier attempt has to be rolled back first
+    /// ([`OnRetry`](super::OnRetry)) and that could not begin.
     Failed(EngineError, Option<W>),
 }
 

@@ -15,6 +15,7 @@ use onetake_core::{
     delegate_store,
 };
 
+use super::lease_check_at_start::SlowClaims;
 use super::{engine_on, memory, pass, settle, take_over};
 
 /// A store that can be made unreachable right after it granted a claim.
@@ -239,6 +240,31 @@ async fn a_claim_whose_answer_was_lost_is_no_try() {
     let received = deliver().await.unwrap();
     let Received::Failed { attempts, .. } = received else { panic!("{received:?}") };
     assert_eq!(attempts, 1);
+}
+
+/// The store grants claims after the engine has stopped waiting for them.
+#[tokio::test]
+async fn a_claim_that_is_granted_too_late_is_no_try() {
+    let (clock, memory) = memory();
+    let takes = Duration::from_secs(6);
+    let slow = SlowClaims { memory: Arc::clone(&memory), clock: Arc::clone(&clock), takes };
+    let slow = Inbox::new(
+        engine_on(Arc::new(slow), &clock, Limits::default()),
+        "mailer",
+        InboxOptions::default(),
+    );
+    let quick = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+    let quick = Inbox::new(quick, "mailer", InboxOptions::default());
+    let work = async |_| Err::<(), _>("cannot be dealt with");
+    let received = quick.receive("message 1", work).await.unwrap();
+    assert!(matches!(received, Received::Failed { attempts: 1, .. }), "{received:?}");
+    for number in 0..6 {
+        let (late, ()) =
+            tokio::join!(slow.receive("message 1", work), pass(&clock, Duration::from_secs(1), 10));
+        assert!(late.is_err(), "{number}: {late:?}");
+    }
+    let received = quick.receive("message 1", work).await.unwrap();
+    assert!(matches!(received, Received::Failed { attempts: 2, .. }), "{received:?}");
 }
 
 #[tokio::test]

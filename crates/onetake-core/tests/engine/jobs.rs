@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::{
     DerivedKey, Engine, Failure, Job, JobError, Key, Limits, ManualClock, MemoryStore, Retry,
     Scope, Store, Transition,
@@ -227,4 +228,26 @@ async fn the_failure_of_another_attempt_is_not_the_error_of_this_one() {
         matches!(&failed, Err(JobError::Failed(failure)) if failure.detail == "theirs"),
         "{failed:?}"
     );
+}
+
+/// The engine releases claims whose answers were lost, and the work never ran.
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_is_no_attempt_of_a_job() {
+    let (clock, memory) = memory();
+    let faulty = Faulty::around(memory);
+    let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
+    let job = || {
+        let job = engine.job(&Scope::new("jobs"), &Key::new("a").unwrap(), &1);
+        job.retry(Retry::times(3)).run(|attempt| async move { Ok::<_, String>(attempt.number) })
+    };
+    for number in 0..4 {
+        faulty.fail_claims(StoreFault::LostAnswer);
+        faulty.fail_settlements(StoreFault::Unavailable);
+        let lost = job().await;
+        assert!(matches!(lost, Err(JobError::Engine(_))), "{number}: {lost:?}");
+        faulty.fail_claims(StoreFault::None);
+        faulty.fail_settlements(StoreFault::None);
+        pass(&clock, SECOND, 10).await;
+    }
+    assert_eq!(job().await.unwrap(), 1);
 }

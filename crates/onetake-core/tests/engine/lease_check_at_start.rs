@@ -74,10 +74,10 @@ async fn nothing_starts_after_the_engine_stopped() {
 
 /// A store whose claims are slow, by the engine's clock.
 #[derive(Debug)]
-struct SlowClaims {
-    memory: Arc<MemoryStore>,
-    clock: Arc<ManualClock>,
-    takes: Duration,
+pub(super) struct SlowClaims {
+    pub(super) memory: Arc<MemoryStore>,
+    pub(super) clock: Arc<ManualClock>,
+    pub(super) takes: Duration,
 }
 
 impl Store for SlowClaims {

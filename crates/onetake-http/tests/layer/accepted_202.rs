@@ -16,10 +16,12 @@ use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use onetake_conformance::{Faulty, StoreFault};
-use onetake_core::{Engine, Limits, ManualClock, MemoryStore, Store, SystemRng, Terms};
+use onetake_core::{
+    Clock, Engine, Limits, ManualClock, MemoryStore, OnRetry, OnUnknown, Store, SystemRng, Terms,
+};
 use onetake_http::{
-    AttemptReport, Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Resolve,
-    Secrets, Tenant,
+    AttemptReport, Disposition, HttpLimits, InFlight, OPERATIONS, OnStoreDown, OnetakeLayer,
+    Policy, Resolve, Secrets, Tenant,
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -29,6 +31,9 @@ use tower::ServiceExt;
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 const WAIT: Duration = Duration::from_secs(2);
 const SECRET: [u8; 32] = [7; 32];
+/// `alice:right` and `alice:wrong`.
+const RIGHT: &str = "Basic YWxpY2U6cmlnaHQ=";
+const WRONG: &str = "Basic YWxpY2U6d3Jvbmc=";
 
 /// An API with one operation. It runs until the test lets it end, and its body chooses the
 /// response.
@@ -40,7 +45,7 @@ struct Api {
 }
 
 async fn work(State(api): State<Api>, headers: HeaderMap, body: String) -> Response {
-    api.runs.fetch_add(1, Ordering::SeqCst);
+    let run = api.runs.fetch_add(1, Ordering::SeqCst);
     api.started.notify_one();
     if body != "fast" {
         api.finish.notified().await;
@@ -50,6 +55,8 @@ async fn work(State(api): State<Api>, headers: HeaderMap, body: String) -> Respo
     match body.as_str() {
         "429" => (StatusCode::TOO_MANY_REQUESTS, "slow down").into_response(),
         "500" => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        "500 once" if run == 0 => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        "login" if headers["authorization"] != RIGHT => StatusCode::UNAUTHORIZED.into_response(),
         "release" => ([("onetake-outcome", "release")], "nothing done").into_response(),
         "unsent" => {
             let mut response = (StatusCode::BAD_GATEWAY, "never sent").into_response();
@@ -375,6 +382,71 @@ async fn after_a_202_nothing_is_released() {
     }
 }
 
+/// The 202 went to the caller with the wrong password. Its 401 must not become the outcome of the key.
+#[tokio::test]
+async fn a_wrong_password_does_not_block_a_key_after_a_202() {
+    let world = World::new();
+    let node = world.node();
+    let first = node.send(with(request_by(WRONG, "login"), "prefer", "wait=0"));
+    node.api.started.notified().await;
+    let location = first.await.unwrap().location();
+    node.api.finish.notify_one();
+    // The record is released, then forgotten.
+    loop {
+        let told = node.get(&location, WRONG).await;
+        assert_ne!(told.status, 401, "it is no outcome");
+        if told.status == 404 {
+            break;
+        }
+        yield_now().await;
+    }
+    node.api.finish.notify_one();
+    let right = node.send(request_by(RIGHT, "login")).await.unwrap();
+    assert_eq!((right.status, right.is_replay(), node.runs()), (201, false, 2));
+}
+
+/// A rollback takes longer than the wait. Its attempt runs as was promised, although its own client
+/// may have left.
+#[tokio::test]
+async fn an_outcome_that_is_promised_during_a_rollback_is_made() {
+    for leaves in [false, true] {
+        let mut world = World::new();
+        let clock = world.clock.clone();
+        let rollback = OnRetry::new(move |_| {
+            let clock = clock.clone();
+            async move {
+                clock.sleep(20 * WAIT).await;
+                Ok(())
+            }
+        });
+        world.policy = world.policy.on_unknown(OnUnknown::Retry).on_retry(rollback);
+        let node = world.node();
+        node.api.finish.notify_one();
+        assert_eq!(node.send(request("500 once")).await.unwrap().status, 500);
+        node.api.started.notified().await;
+        let leader = node.send(request("500 once"));
+        settled_down().await;
+        let retry = node.send(request("500 once"));
+        settled_down().await;
+        if leaves {
+            leader.abort();
+        }
+        world.clock.advance(WAIT);
+        let location = retry.await.unwrap().location();
+        if !leaves {
+            assert_eq!(leader.await.unwrap().location(), location);
+        }
+        assert_eq!(node.runs(), 1, "the rollback is not over");
+        for _ in 0..20 {
+            world.clock.advance(WAIT);
+            settled_down().await;
+        }
+        node.api.started.notified().await;
+        node.api.finish.notify_one();
+        assert_eq!((node.outcome(&location).await.status, node.runs()), (201, 2));
+    }
+}
+
 #[tokio::test]
 async fn before_a_202_it_is_released() {
     for (body, status) in [("429", 429), ("release", 200), ("unsent", 502)] {
@@ -659,4 +731,28 @@ async fn another_nodes_attempt_counts_by_its_own_age() {
     here.api.finish.notify_one();
     assert_eq!(there.outcome(&location).await.status, 429);
     assert_eq!((here.runs(), there.runs()), (2, 0));
+}
+
+/// The operation was seen to run on another node. So it does not run here as well when the store
+/// becomes unreachable, although the route is fail-open.
+#[tokio::test]
+async fn an_operation_of_another_node_is_not_run_without_a_record() {
+    let mut world = World::new();
+    world.policy = world.policy.on_store_down(OnStoreDown::FailOpen);
+    let (here, there) = (world.node(), world.node());
+    let first = here.send(request("slow"));
+    here.api.started.notified().await;
+    // Its own wait is half of the route's. After it, this node waits once more.
+    let retry = there.send(with(request("slow"), "prefer", "wait=1"));
+    settled_down().await;
+    there.store.fail_claims(StoreFault::Unavailable);
+    there.store.fail_loads(StoreFault::Unavailable);
+    for _ in 0..4 {
+        world.clock.advance(WAIT / 2);
+        settled_down().await;
+    }
+    here.api.finish.notify_one();
+    assert_eq!(retry.await.unwrap().problem(), (504, "in_progress_timeout".to_owned()));
+    let location = first.await.unwrap().location();
+    assert_eq!((here.outcome(&location).await.status, here.runs(), there.runs()), (201, 1, 0));
 }

@@ -22,8 +22,8 @@ use onetake_core::{
 };
 use onetake_http::typed::json;
 use onetake_http::{
-    By, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy, Secrets, Stored,
-    TOKENS, Tenant, Typed,
+    By, HttpLimits, IssuingKey, KeyFormat, KeySource, OnStoreDown, OnetakeLayer, Policy, Secrets,
+    Stored, TOKENS, Tenant, Typed,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -312,6 +312,24 @@ async fn a_record_outlives_its_issued_key_whatever_the_ttl_became() {
     assert_eq!(api.runs(), 1, "S15: at most one operation");
 }
 
+/// The outcome of an expired issued key is in the store, which does not answer the claim. The route is
+/// fail-open.
+#[tokio::test]
+async fn an_expired_issued_key_is_not_run_without_a_record() {
+    let api = Api::new();
+    let router = api.router(issued(HOUR).on_store_down(OnStoreDown::FailOpen));
+    let key = issue(&router).await;
+    assert_eq!(send(&router, request("/charges", &key)).await.status, 201);
+    api.clock.advance(HOUR);
+    let closed = api.store.gate.acquire().await.unwrap();
+    let asking = tokio::spawn(router.clone().oneshot(request("/charges", &key)));
+    settled().await;
+    api.clock.advance(Duration::from_secs(6));
+    assert_eq!(asking.await.unwrap().unwrap().status(), 503);
+    assert_eq!(api.runs(), 1, "S15: at most one operation");
+    drop(closed);
+}
+
 #[tokio::test]
 async fn issued_keys_need_not_look_like_what_clients_make() {
     let api = Api::new();
@@ -403,6 +421,26 @@ async fn two_layers_around_each_other_run_it_once() {
     assert!(api.seen.lock().unwrap().contains_key("idempotency-derived-key"));
     let replay = send(&router, request("/charges", &key(1))).await;
     assert_eq!((replay.status, replay.is_replay(), api.runs()), (201, true, 1));
+}
+
+/// The inner layer finds no key of its own in the body. The handler still gets the attempt of the
+/// outer layer.
+#[tokio::test]
+async fn an_inner_layer_without_a_key_keeps_the_attempt_of_the_outer_one() {
+    let api = Api::new();
+    let mut of_body = Policy::new().tenant(Tenant::Public);
+    of_body.key.source = KeySource::json("/order").unwrap();
+    let inner = OnetakeLayer::builder(api.engine.clone()).resolve(Arc::new(of_body));
+    let router = api
+        .router_with(inner.build().unwrap())
+        .layer(OnetakeLayer::new(api.engine.clone(), Policy::new()).unwrap());
+    let mut asked = with(request("/charges", &key(1)), "content-type", "application/json");
+    *asked.body_mut() = "{\"amount\":10}".into();
+    assert_eq!(send(&router, asked).await.status, 201);
+    let seen = api.seen.lock().unwrap();
+    for name in ["idempotency-derived-key", "idempotency-fence", "idempotency-reference"] {
+        assert!(seen.contains_key(name), "{name}: {seen:?}");
+    }
 }
 
 /// Every body that was read counts against the limit of memory, even if it names no operation.

@@ -19,10 +19,11 @@ use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Reco
 use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Clock, Engine, Limits, MemoryStore, RecordId, Settled, Settlement, Store,
-    StoreError, StoreErrorKind, SystemClock, SystemRng, Transition, delegate_store,
+    Claim, Claimed, Clock, Engine, Limits, MemoryStore, OnRetry, OnUnknown, RecordId, Settled,
+    Settlement, Store, StoreError, StoreErrorKind, SystemClock, SystemRng, Transition,
+    delegate_store,
 };
-use onetake_http::{InFlight, OnStoreDown, OnetakeLayer, Policy};
+use onetake_http::{InFlight, OnStoreDown, OnetakeLayer, OperationContext, Policy};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
@@ -46,6 +47,7 @@ impl Api {
         Router::new()
             .route("/charges", post(charge))
             .route("/slow", post(slow))
+            .route("/memory", post(memory))
             .with_state(self.clone())
             .layer(OnetakeLayer::new(engine, policy).unwrap())
     }
@@ -62,6 +64,12 @@ async fn charge(State(api): State<Api>, headers: HeaderMap, body: Bytes) -> impl
     );
     let said = [("location", format!("/charges/{run}")), ("onetake-outcome", "record".to_owned())];
     (StatusCode::CREATED, said, text)
+}
+
+/// Says whether the memory of the request's body is counted during its run.
+async fn memory(request: axum::extract::Request) -> String {
+    let context = OperationContext::of(request.extensions());
+    context.and_then(OperationContext::memory).is_some().to_string()
 }
 
 async fn slow(State(api): State<Api>) -> &'static str {
@@ -195,11 +203,13 @@ async fn fail_open_runs_counts_and_records_nothing() {
         assert_eq!((api.runs(), bypasses.count()), (run, run as u64));
     }
     assert!(memory.is_empty(), "a bypassed run is never recorded (S10)");
+    let counted = send(&router, request("/memory", "another-key-0123456789", "10")).await;
+    assert_eq!(counted.body, "true");
     store.fail_claims(StoreFault::None);
     let recorded = send(&router, request("/charges", KEY, "10")).await;
     assert!(recorded.status == 201 && !recorded.is_replay(), "nothing was known of the two before");
     assert!(send(&router, request("/charges", KEY, "10")).await.is_replay());
-    assert_eq!((api.runs(), bypasses.count()), (3, 2));
+    assert_eq!((api.runs(), bypasses.count()), (3, 3));
 }
 
 #[tokio::test]
@@ -292,6 +302,48 @@ async fn too_much_at_once_and_a_node_that_ends_are_never_bypassed() {
     assert_eq!(waiter.problem(), (503, "overloaded".to_owned()));
     assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 503);
     assert_eq!((api.runs(), bypasses.count()), (1, 0));
+}
+
+/// The claim is granted. The rollback of the earlier attempt cannot begin, because the record cannot
+/// be read.
+#[tokio::test]
+async fn nothing_is_bypassed_whose_rollback_cannot_begin() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let called = Arc::clone(&calls);
+    let rollback = OnRetry::new(move |_| {
+        called.fetch_add(1, Ordering::SeqCst);
+        async { Ok(()) }
+    });
+    let policy = Policy::new().on_unknown(OnUnknown::Retry).on_retry(rollback);
+    let World { api, store, bypasses, router, .. } =
+        fail_open(policy.upstream_timeout(Duration::from_millis(300)));
+    let first = send(&router, request("/slow", KEY, "10")).await;
+    assert_eq!(first.problem(), (504, "upstream_timeout".to_owned()));
+    store.fail_loads(StoreFault::Unavailable);
+    let refused = send(&router, request("/slow", KEY, "10")).await;
+    assert_eq!(refused.problem(), (503, "idempotency_store_unavailable".to_owned()));
+    assert_eq!((api.runs(), calls.load(Ordering::SeqCst), bypasses.count()), (1, 0, 0));
+    store.fail_loads(StoreFault::None);
+    api.finish.notify_one();
+    assert_eq!(send(&router, request("/slow", KEY, "10")).await.status, 200);
+    assert_eq!((api.runs(), calls.load(Ordering::SeqCst), bypasses.count()), (2, 1, 0));
+}
+
+/// Runs without a record are bounded like others (S19).
+#[tokio::test]
+async fn bypassed_runs_count_among_the_running_operations() {
+    let one = Limits { running_max: 1, ..Limits::default() };
+    let World { api, store, bypasses, router, .. } = fail_open_with(Policy::new(), one);
+    store.fail_claims(StoreFault::Unavailable);
+    let first = spawned(&router, "/slow");
+    api.started.notified().await;
+    let other = "another-key-0123456789";
+    let refused = send(&router, request("/charges", other, "10")).await;
+    assert_eq!(refused.problem(), (503, "overloaded".to_owned()));
+    api.finish.notify_one();
+    assert_eq!(first.await.unwrap().status, 200);
+    assert_eq!(send(&router, request("/charges", other, "10")).await.status, 201);
+    assert_eq!((api.runs(), bypasses.count()), (2, 2));
 }
 
 #[tokio::test]

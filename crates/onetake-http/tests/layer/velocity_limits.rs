@@ -41,6 +41,10 @@ struct Api {
 
 impl Api {
     fn new() -> Self {
+        Self::with(Limits::default())
+    }
+
+    fn with(limits: Limits) -> Self {
         let clock = ManualClock::default();
         let memory = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
         let store = Faulty::around(Arc::clone(&memory) as Arc<dyn Store>);
@@ -49,7 +53,7 @@ impl Api {
             Arc::new(clock.clone()),
             Arc::new(SystemRng),
             // Only the store and the limits remember anything: there is no cache.
-            Limits { cache_bytes_max: 0, ..Limits::default() },
+            Limits { cache_bytes_max: 0, ..limits },
         );
         let (started, finish) = (Arc::default(), Arc::default());
         Self { clock, memory, store, engine, runs: Arc::default(), started, finish }
@@ -337,6 +341,45 @@ async fn while_the_store_is_away_it_is_counted_as_ever() {
         assert_eq!(pay(&router, "a", 2, card).await.code(), "velocity_limit_exceeded");
     }
     assert_eq!((api.runs(), api.memory.len()), (6, 0));
+}
+
+/// A run without a record lasts until after the store is back. Requests with its key find out that
+/// the store is back.
+#[tokio::test]
+async fn a_run_without_a_record_does_not_make_later_ones_bypass_the_store() {
+    let api = Api::new();
+    let router = api.router(per_card().on_store_down(OnStoreDown::FailOpen));
+    let slow = || {
+        let (router, api) = (router.clone(), api.clone());
+        async move {
+            let asked = request("/slow", "a", &key(1), "{\"card\":\"4242\"}");
+            let sent = tokio::spawn(async move { send(&router, asked).await });
+            api.started.notified().await;
+            sent
+        }
+    };
+    api.store.fail_claims(StoreFault::Unavailable);
+    api.store.fail_loads(StoreFault::Unavailable);
+    let first = slow().await;
+    api.store.fail_claims(StoreFault::None);
+    api.store.fail_loads(StoreFault::None);
+    let second = slow().await;
+    assert_eq!(api.memory.len(), 1, "the second run has a record");
+    api.finish.notify_waiters();
+    assert_eq!((first.await.unwrap().status, second.await.unwrap().status), (201, 201));
+    let replay = send(&router, request("/slow", "a", &key(1), "{\"card\":\"4242\"}")).await;
+    assert_eq!((replay.status, api.runs()), (201, 2));
+}
+
+/// The store's error comes before the engine is asked.
+#[tokio::test]
+async fn too_much_at_once_is_not_bypassed_while_the_store_is_away() {
+    let api = Api::with(Limits { running_max: 0, ..Limits::default() });
+    let router = api.router(per_card().on_store_down(OnStoreDown::FailOpen));
+    api.store.fail_claims(StoreFault::Unavailable);
+    api.store.fail_loads(StoreFault::Unavailable);
+    let refused = pay(&router, "a", 1, "4242").await;
+    assert_eq!((refused.status, &*refused.code(), api.runs()), (503, "overloaded", 0));
 }
 
 #[tokio::test]

@@ -13,9 +13,6 @@ use super::log::{LogFiles, Place};
 use super::lsm_table::LsmTree;
 use super::witness::WitnessFile;
 
-/// The number of unmerged flushes at which the writing thread merges files itself before it adds
-/// one.
-const UNMERGED_MAX: usize = 16;
 /// The pause after a failure, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -189,10 +186,7 @@ impl Subject {
     }
 
     fn write_files(&self, place: Place) -> io::Result<()> {
-        if self.tree.unmerged() >= UNMERGED_MAX {
-            // A damaged file cannot be merged. New entries do not depend on it.
-            let _warned_by_the_other_thread = self.tree.merge();
-        }
+        self.tree.make_room_for_flush()?;
         self.tree.flush()?;
         // From here on the earlier segments are not needed.
         self.witness.update(|witness| witness.from = place)?;

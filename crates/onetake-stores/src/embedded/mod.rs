@@ -19,7 +19,7 @@
 //! | `working_set.rs` | the state in memory, and the decisions |
 //! | `log/` | the write-ahead log |
 //! | `tables.rs`, `lsm_table.rs`, `time_index.rs` | the tables |
-//! | `maintenance.rs`, `operations.rs` | the threads in the background |
+//! | `maintenance.rs`, `merging.rs`, `operations.rs` | the threads in the background |
 //! | `folder.rs`, `witness.rs`, `recovery.rs` | creating and opening a folder, and its check for damage |
 
 mod asks;
@@ -32,6 +32,7 @@ mod log;
 mod lsm_table;
 mod maintenance;
 mod manifest;
+mod merging;
 mod operations;
 mod recovery;
 mod sweeping;

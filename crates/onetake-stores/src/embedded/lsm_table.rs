@@ -92,9 +92,35 @@ impl LsmTree {
         run: impl FnOnce() -> Result<(), lsm_tree::Error>,
     ) -> io::Result<()> {
         self.operations.begin(|| self.tree.next_table_id());
-        let result = caught(run);
+        let result = self.check_list().and_then(|()| caught(run));
         self.operations.end(result.is_ok(), |from| self.remove_leftovers(from));
         result
+    }
+
+    /// Refuses an operation if `current` may name the list of a failed one. The new operation would
+    /// write its own list into that file, and a crash would leave half of it. The end of the last
+    /// operation in progress corrects the name.
+    fn check_list(&self) -> io::Result<()> {
+        if !self.operations.has_failed() {
+            return Ok(());
+        }
+        if self.operations.is_list_unsure() || !self.is_list_named()? {
+            return Err(io::Error::other("the list of files of a failed flush or merge is in use"));
+        }
+        Ok(())
+    }
+
+    /// True if `current` names the list in memory.
+    fn is_list_named(&self) -> io::Result<bool> {
+        let in_memory = || caught(|| Ok(self.tree.current_version().id()));
+        loop {
+            let (before, named, after) =
+                (in_memory()?, manifest::named_list(&self.path)?, in_memory()?);
+            // Another operation has not named its list meanwhile.
+            if before == after {
+                return Ok(named == after);
+            }
+        }
     }
 
     /// Removes the files with this number and later ones that are not in the list of files. No
@@ -260,6 +286,40 @@ pub(super) mod tests {
         });
         failed.unwrap_err();
         assert_eq!(current(), good);
+    }
+
+    /// The name is corrected when no other operation runs. Until then, no operation writes to the list
+    /// that is named.
+    #[test]
+    fn a_list_that_a_failed_flush_has_named_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        flush(&tree, &table, 0);
+        let number = tree.tree.current_version().id();
+        let list = |number| folder.path().join(format!("v{number}"));
+        // A merge is in progress.
+        tree.operations.begin(|| tree.tree.next_table_id());
+        let failed = tree.operation(|| {
+            fs::copy(list(number), list(number + 1))?;
+            manifest::name_list(folder.path(), number + 1)?;
+            Err(io::Error::other("the sync of the folder").into())
+        });
+        failed.unwrap_err();
+        assert_eq!(manifest::named_list(folder.path()).unwrap(), number + 1);
+        let named = fs::read(list(number + 1)).unwrap();
+        table.write(b"more", Some(Slice::empty()), tree.next_write());
+        tree.seal();
+        let flushed = tree.flush();
+        assert!(fs::read(list(number + 1)).unwrap() == named, "the list was written again");
+        flushed.unwrap_err();
+        // The merge ends.
+        tree.operations.end(true, |from| tree.remove_leftovers(from));
+        assert_eq!(manifest::named_list(folder.path()).unwrap(), number);
+        tree.flush().unwrap();
+        drop((tree, table));
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        assert!(LsmTable::new(&tree, b's').get(b"more").unwrap().is_some());
     }
 
     /// On a full disk, nothing can be written before the files of the failed operation are removed.

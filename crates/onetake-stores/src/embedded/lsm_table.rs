@@ -12,7 +12,7 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
 use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use lsm_tree::{
@@ -38,6 +38,9 @@ pub(super) struct LsmTree {
     /// The number of the next write.
     next: SequenceNumberCounter,
     operations: Arc<Operations>,
+    /// Locked for writing during a merge of all files, and for reading during a step of another
+    /// merge.
+    pub(super) merging_all: Arc<RwLock<()>>,
 }
 
 impl LsmTree {
@@ -58,8 +61,8 @@ impl LsmTree {
         if let Some(highest) = tree.get_highest_persisted_seqno() {
             next.fetch_max(highest + 1);
         }
-        let (path, operations) = (path.to_owned(), Arc::default());
-        Ok(Self { tree, path, open_files, next, operations })
+        let (path, operations, merging_all) = (path.to_owned(), Arc::default(), Arc::default());
+        Ok(Self { tree, path, open_files, next, operations, merging_all })
     }
 
     /// Returns the number of a new write. No earlier write has it.

@@ -4,7 +4,7 @@
 //! tried again after the next flush.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLockReadGuard, TryLockError};
 
 use lsm_tree::AbstractTree;
 use lsm_tree::compaction::Leveled;
@@ -52,9 +52,11 @@ impl LsmTree {
         Err(io::Error::other(format!("{UNMERGED_MAX} files or more are not merged yet")))
     }
 
-    /// Merges files, if there are many.
+    /// Merges files, if there are many. Does nothing while all files are merged.
     pub(super) fn merge(&self) -> io::Result<()> {
         for _ in 0..STEPS_MAX {
+            // lsm-tree would wait for the end of a merge of all files. A flush must not wait so long.
+            let Some(_step) = self.begin_step() else { return Ok(()) };
             let mut is_over = false;
             self.operation(|| {
                 self.check_space()?;
@@ -75,11 +77,21 @@ impl LsmTree {
 
     /// Merges all files. The result has no entries that were removed.
     pub(super) fn merge_all(&self) -> io::Result<()> {
+        let _alone = self.merging_all.write().unwrap_or_else(PoisonError::into_inner);
         self.operation(|| {
             self.check_space()?;
             self.tree.major_compact(FILE_BYTES, self.discard_below())
         })?;
         caught(|| self.remove_replaced())
+    }
+
+    /// Begins a step of a merge of some files. Returns `None` if all files are merged.
+    fn begin_step(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        match self.merging_all.try_read() {
+            Ok(step) => Some(step),
+            Err(TryLockError::Poisoned(step)) => Some(step.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// A merge that fills the disk would stop the log, and would fail.
@@ -178,5 +190,22 @@ mod tests {
         }
         // Their entries are in the log.
         assert!(refused > 0, "no flush was refused");
+    }
+
+    /// A merge of all files takes long. If a flush waited for it, writes would be refused.
+    #[test]
+    fn a_flush_does_not_wait_for_a_merge_of_all_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        let merge = tree.merging_all.write().unwrap();
+        for round in 0..20 {
+            tree.make_room_for_flush().unwrap();
+            flush(&tree, &table, round);
+        }
+        assert_eq!(tree.unmerged(), 20);
+        drop(merge);
+        tree.make_room_for_flush().unwrap();
+        assert!(tree.unmerged() < UNMERGED_MANY);
     }
 }

@@ -15,7 +15,7 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `committer.rs`, `sweeping.rs` | the thread that owns the folder |
+//! | `committer.rs`, `committer/`, `sweeping.rs` | the thread that owns the folder |
 //! | `working_set.rs` | the state in memory, and the decisions |
 //! | `log/` | the write-ahead log |
 //! | `tables.rs`, `lsm_table.rs`, `time_index.rs` | the tables |

@@ -27,9 +27,27 @@ const FILE_BYTES: u64 = 64 << 20;
 const LEVEL_FILE_BYTES: u64 = 32 << 20;
 /// The most steps of one merge. Each step merges a few files.
 const STEPS_MAX: usize = 16;
-/// The free space below which no merge begins: what one step of it may write. Small tables need no
-/// more than their own size.
-const FREE_BYTES_MIN: u64 = 512 << 20;
+/// The most free space that a step of a merge needs. A merge of all files leaves as much free.
+const STEP_BYTES_MAX: u64 = 512 << 20;
+
+/// The files that are merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MergedFiles {
+    /// Some files, if there are many.
+    Some,
+    /// All files, to give back the space of removed entries.
+    All,
+}
+
+/// The free space in bytes without which a merge does not begin. `tables` is the size of all tables.
+/// A merge of all files writes all of them again before it removes the old ones.
+fn space_needed(merged: MergedFiles, tables: u64) -> u64 {
+    let step = tables.min(STEP_BYTES_MAX);
+    match merged {
+        MergedFiles::Some => step,
+        MergedFiles::All => tables.saturating_add(step),
+    }
+}
 
 impl LsmTree {
     /// The number of flushes whose files were not merged yet.
@@ -59,7 +77,7 @@ impl LsmTree {
             let Some(_step) = self.begin_step() else { return Ok(()) };
             let mut is_over = false;
             self.operation(|| {
-                self.check_space()?;
+                self.check_space(MergedFiles::Some)?;
                 let before = self.tree.current_version().id();
                 let strategy = Leveled::default()
                     .with_l0_threshold(UNMERGED_USUAL)
@@ -75,11 +93,12 @@ impl LsmTree {
         caught(|| self.remove_replaced())
     }
 
-    /// Merges all files. The result has no entries that were removed.
+    /// Merges all files. The result has no entries that were removed. The error is `StorageFull` if
+    /// the disk has too little space.
     pub(super) fn merge_all(&self) -> io::Result<()> {
         let _alone = self.merging_all.write().unwrap_or_else(PoisonError::into_inner);
         self.operation(|| {
-            self.check_space()?;
+            self.check_space(MergedFiles::All)?;
             self.tree.major_compact(FILE_BYTES, self.discard_below())
         })?;
         caught(|| self.remove_replaced())
@@ -95,8 +114,8 @@ impl LsmTree {
     }
 
     /// A merge that fills the disk would stop the log, and would fail.
-    fn check_space(&self) -> io::Result<()> {
-        let needed = self.tree.disk_space().min(FREE_BYTES_MIN);
+    fn check_space(&self, merged: MergedFiles) -> io::Result<()> {
+        let needed = space_needed(merged, self.tree.disk_space());
         let space = rustix::fs::statvfs(&self.path)?;
         let free = space.f_bavail.saturating_mul(space.f_frsize);
         if free < needed {
@@ -157,6 +176,15 @@ mod tests {
         drop((tree, table));
         let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
         assert_eq!(tree.unmerged(), 10);
+    }
+
+    #[test]
+    fn a_merge_of_all_files_needs_space_for_all_of_them() {
+        const GIB: u64 = 1 << 30;
+        assert_eq!(space_needed(MergedFiles::Some, 1_000), 1_000);
+        assert_eq!(space_needed(MergedFiles::Some, 10 * GIB), GIB / 2);
+        assert_eq!(space_needed(MergedFiles::All, 1_000), 2_000);
+        assert_eq!(space_needed(MergedFiles::All, 10 * GIB), 10 * GIB + GIB / 2);
     }
 
     /// With a damaged file, each flush stays unmerged. The list of files has one byte for their number.

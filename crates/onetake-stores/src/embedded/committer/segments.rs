@@ -59,8 +59,13 @@ impl Committer {
             self.has_asked_for_spare = true;
             self.maintenance.make_spare();
         }
+        let is_full = used >= self.segment_bytes / 16 * 15;
+        if is_full {
+            // Once for each segment, because the disk may still be full.
+            self.removed += self.maintenance.take_kept();
+        }
         let merges = self.removed >= COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4);
-        let is_due = merges || used >= self.segment_bytes / 16 * 15;
+        let is_due = merges || is_full;
         // While tables are written, the segment goes on.
         if !is_due || !self.maintenance.is_idle() {
             return Ok(is_due);
@@ -80,8 +85,7 @@ impl Committer {
         };
         let place = self.log.go_on_in(next, first).map_err(failed)?;
         if merges {
-            self.removed = 0;
-            self.maintenance.merge_all();
+            self.maintenance.merge_all(std::mem::take(&mut self.removed));
         }
         (self.has_asked_for_spare, self.has_warned) = (false, false);
         self.tables.seal();

@@ -11,7 +11,7 @@ use onetake_core::audit::{AuditAction, AuditEntry, AuditPage, AuditPosition, Aud
 use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
-    StoreError, SystemRng, Timestamp, Transition,
+    StoreError, StoreErrorKind, SystemRng, Timestamp, Transition,
 };
 
 use crate::write_contact::WriteContact;
@@ -237,7 +237,8 @@ impl Committer {
         self.contact.entry(can_write.is_ok(), self.clock.monotonic());
         if let Err(error) = can_write {
             self.refuse_all(jobs, &error);
-            return Ok(());
+            let has_failed = error.kind() == StoreErrorKind::Corrupt;
+            return if has_failed { Err(error) } else { Ok(()) };
         }
         let at = self.contact.moment(&*self.clock);
         let now = at.now;

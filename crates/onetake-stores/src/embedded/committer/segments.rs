@@ -23,10 +23,11 @@ impl Committer {
     /// Waits until a group of these jobs can be written.
     ///
     /// # Errors
-    /// If descriptors, tables or the disk do not allow it. Nothing has changed then.
+    /// `Unavailable` if descriptors, tables or the disk do not allow it. Nothing has changed then.
+    /// `Corrupt` if the write of a new segment failed. The state on disk is unknown then.
     pub(super) fn can_write(&mut self, jobs: &[EmbeddedJob]) -> Result<(), StoreError> {
         self.files.wait()?;
-        self.wait_for_tables()?;
+        self.make_room()?;
         let bytes: usize = jobs.iter().map(EmbeddedJob::frame_bytes_max).sum();
         self.log.reserve((bytes + GROUP_BYTES) as u64).map_err(|error| {
             let what = format!("the log of the data folder cannot grow: {error}");
@@ -34,15 +35,29 @@ impl Committer {
         })
     }
 
-    /// Waits if the tables of earlier segments are still not in files, and log and memory are at
-    /// their limit.
-    fn wait_for_tables(&self) -> Result<(), StoreError> {
-        let is_full = self.segment_use() >= self.segment_bytes * SEGMENTS_MAX;
-        if !is_full || self.maintenance.wait(FLUSH_PATIENCE) {
+    /// Waits for tables if log and memory are at their limit. If all tables are in files, it begins
+    /// the next segment, which an earlier attempt could not make.
+    fn make_room(&mut self) -> Result<(), StoreError> {
+        let unavailable = |what| Err(StoreError::new(StoreErrorKind::Unavailable, what));
+        if !self.is_at_limit() {
             return Ok(());
         }
-        let what = "the tables of the data folder cannot be written: see the log for the reason";
-        Err(StoreError::new(StoreErrorKind::Unavailable, what))
+        if !self.maintenance.wait(FLUSH_PATIENCE) {
+            return unavailable(
+                "the tables of the data folder cannot be written: see the log for the reason",
+            );
+        }
+        self.begin_segment_if_due()?;
+        if self.is_at_limit() {
+            return unavailable(
+                "the next file of the data folder's log cannot be made: see the log for the reason",
+            );
+        }
+        Ok(())
+    }
+
+    fn is_at_limit(&self) -> bool {
+        self.segment_use() >= self.segment_bytes * SEGMENTS_MAX
     }
 
     /// The bytes of the current segment, in the log or in memory. The list of running attempts at its

@@ -21,9 +21,10 @@ use super::folder::{Folder, OpenError};
 use super::idle_watch::IdleReport;
 use super::log::Log;
 use super::maintenance::{Maintenance, Subject};
+use super::read_errors::failed;
 use super::recovery::Opened;
 use super::sweeping::{CommitStep, Sweeping};
-use super::tables::{Group, Tables, failed};
+use super::tables::{Group, Tables};
 use super::witness::WitnessFile;
 use super::working_set::WorkingSet;
 

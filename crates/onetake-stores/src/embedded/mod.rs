@@ -34,6 +34,7 @@ mod maintenance;
 mod manifest;
 mod merging;
 mod operations;
+mod read_errors;
 mod recovery;
 mod sweeping;
 mod tables;

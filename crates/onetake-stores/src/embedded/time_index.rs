@@ -16,7 +16,8 @@ use lsm_tree::{SeqNo, Slice};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::lsm_table::LsmTable;
-use super::tables::{MomentKey, damaged_entry, moment_entry, moment_key, unread};
+use super::read_errors::{damaged_entry, unread};
+use super::tables::{MomentKey, moment_entry, moment_key};
 
 /// An index by time. Its keys have a prefix in their table.
 pub(super) struct TimeIndex {

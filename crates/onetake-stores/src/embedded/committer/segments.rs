@@ -5,7 +5,7 @@ use std::time::Duration;
 use onetake_core::{StoreError, StoreErrorKind};
 
 use super::{Committer, EmbeddedJob};
-use crate::embedded::tables::failed;
+use crate::embedded::read_errors::failed;
 
 /// The bytes that a group may need besides its jobs: its head, a step of a sweep, and the removal of
 /// out-of-date entries of the reconcile index.

@@ -56,3 +56,31 @@ pub(super) fn failed(error: impl std::error::Error + Send + Sync + 'static) -> S
     )
     .with_source(error)
 }
+
+/// True if the record of this error may be readable later: the operating system reported the error.
+/// Changed bytes stay changed.
+pub(super) fn may_pass(error: &StoreError) -> bool {
+    let error: &(dyn std::error::Error + 'static) = error;
+    std::iter::successors(Some(error), |error| error.source())
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .any(|error| error.raw_os_error().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_error_of_the_operating_system_may_pass() {
+        let of_record = |error: lsm_tree::Error| {
+            unreadable(RecordId::from_bytes([1; RecordId::BYTES])).with_source(unread(error))
+        };
+        let io = |error: io::Error| of_record(error.into());
+        let bad_sector = io(io::Error::from_raw_os_error(5));
+        assert_eq!(bad_sector.kind(), StoreErrorKind::Invalid);
+        assert!(may_pass(&bad_sector));
+        assert!(!may_pass(&io(io::ErrorKind::UnexpectedEof.into())), "the file is too short");
+        assert!(!may_pass(&of_record(lsm_tree::Error::InvalidTrailer)));
+        assert!(!may_pass(&damaged_entry("a record's key is damaged")));
+    }
+}

@@ -349,6 +349,12 @@ impl Group<'_> {
         self.remove(Table::Expiry, &moment_key(at, id));
     }
 
+    /// Moves an entry of the expiry index to a later time. The record itself says when it expires.
+    pub(super) fn postpone_expiry(&mut self, from: Timestamp, to: Timestamp, id: RecordId) {
+        self.remove_expiry(from, id);
+        self.insert(Table::Expiry, &moment_key(to, id), &[]);
+    }
+
     fn insert_ask(&mut self, at: Timestamp, id: RecordId) {
         self.insert(Table::Meta, &asks::key(at, id), &[]);
     }

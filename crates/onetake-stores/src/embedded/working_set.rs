@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
 use onetake_core::store::{DueAttempt, FOUND_MAX, Swept};
@@ -10,6 +11,7 @@ use onetake_core::{
     StoreErrorKind, Timestamp, Transition,
 };
 
+use super::read_errors::may_pass;
 use super::tables::{Group, MomentKey, Tables, moment_entry};
 
 /// The number of fences that are reserved ahead, so that the ceiling is seldom written: a minute of
@@ -17,6 +19,9 @@ use super::tables::{Group, MomentKey, Tables, moment_entry};
 const FENCES_AHEAD: u64 = 60_000_000;
 /// The largest number of reconcile entries that one call reads. Traffic waits for it.
 const ASKS_LOOKED_AT_MAX: usize = 1_000;
+
+/// The time until a sweep reads a record again that the operating system could not read.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(3_600);
 
 /// The state that is known without reading the tables.
 #[derive(Default)]
@@ -232,11 +237,12 @@ impl WorkingSet {
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
         for (at, id) in due.iter().map(moment_entry) {
-            let found = match self.find(tables, id) {
-                // An unreadable record stays where it is, so that it can be repaired.
-                Err(error) if error.kind() == StoreErrorKind::Invalid => None,
-                // The index keeps the record for the next sweep.
-                found => found?,
+            let found = match expired(self.find(tables, id))? {
+                Expired::Read(found) => found,
+                Expired::ReadLater => {
+                    group.postpone_expiry(at, now.plus(READ_AGAIN_AFTER), id);
+                    continue;
+                }
             };
             group.remove_expiry(at, id);
             if let Some(record) = found.filter(|record| decide::may_sweep(record, now)) {
@@ -252,10 +258,31 @@ impl WorkingSet {
     }
 }
 
+/// The record of a due entry of the expiry index.
+#[derive(Debug, PartialEq, Eq)]
+enum Expired {
+    /// The record, unless it is absent or damaged. The entry is removed. A damaged record stays where
+    /// it is, so that it can be repaired.
+    Read(Option<Arc<Record>>),
+    /// The record may be readable later. The entry moves to a later time, so that the sweep goes on
+    /// with other entries.
+    ReadLater,
+}
+
+/// Decides what a sweep does with an entry. An error ends the sweep, and the entry stays.
+fn expired(found: Result<Option<Arc<Record>>, StoreError>) -> Result<Expired, StoreError> {
+    match found {
+        Err(error) if error.kind() != StoreErrorKind::Invalid => Err(error),
+        Err(error) if may_pass(&error) => Ok(Expired::ReadLater),
+        found => Ok(Expired::Read(found.ok().flatten())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use onetake_core::{AttemptId, Fingerprint, Key, Origin, Recording, Scope, Terms};
 
+    use super::super::tables::moment_key;
     use super::*;
     use crate::embedded::folder::Folder;
 
@@ -284,5 +311,32 @@ mod tests {
         };
         memory.settle(&tables, &mut group, &settlement, at).unwrap();
         assert_eq!(find(&memory).unwrap(), [claim.id], "it is settled");
+    }
+
+    /// A passing error of the disk must not make a record stay for ever.
+    #[test]
+    fn a_sweep_comes_back_to_a_record_that_the_disk_did_not_return() {
+        let error = |kind| StoreError::new(kind, "a record");
+        let invalid = || error(StoreErrorKind::Invalid);
+        let disk = invalid().with_source(std::io::Error::from_raw_os_error(5));
+        assert_eq!(expired(Err(disk)).unwrap(), Expired::ReadLater);
+        assert_eq!(expired(Err(invalid())).unwrap(), Expired::Read(None), "it is damaged");
+        assert_eq!(expired(Ok(None)).unwrap(), Expired::Read(None));
+        expired(Err(error(StoreErrorKind::Unavailable))).unwrap_err();
+    }
+
+    #[test]
+    fn a_postponed_entry_is_due_at_its_new_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
+        let id = RecordId::from_bytes([1; RecordId::BYTES]);
+        let at = Timestamp::from_micros;
+        let mut group = tables.group();
+        group.postpone_expiry(at(10), at(10).plus(READ_AGAIN_AFTER), id);
+        tables.apply(group.into_parts().1);
+        let due = |now| tables.expiry.until(now).unwrap().collect::<Vec<_>>();
+        assert_eq!(due(at(20)), [] as [MomentKey; 0]);
+        let later = at(10).plus(READ_AGAIN_AFTER);
+        assert_eq!(due(later), [moment_key(later, id)]);
     }
 }

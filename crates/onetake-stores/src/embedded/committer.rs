@@ -26,7 +26,7 @@ use super::recovery::Opened;
 use super::sweeping::{CommitStep, Sweeping};
 use super::tables::{Group, Tables};
 use super::witness::WitnessFile;
-use super::working_set::WorkingSet;
+use super::working_set::{RECORDING_BYTES_MAX, WorkingSet, is_too_large};
 
 /// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
@@ -66,6 +66,8 @@ impl EmbeddedJob {
     fn frame_bytes_max(&self) -> usize {
         let settlement = |settlement: &Settlement| match &settlement.transition {
             Transition::Renew => 0,
+            // It is refused.
+            transition if is_too_large(transition, RECORDING_BYTES_MAX) => 0,
             Transition::Complete(recording) => RECORD_BYTES + recording.bytes(),
             _ => RECORD_BYTES,
         };

@@ -23,8 +23,11 @@ const ASKS_LOOKED_AT_MAX: usize = 1_000;
 /// The time until a sweep reads a record again that the operating system could not read.
 const READ_AGAIN_AFTER: Duration = Duration::from_secs(3_600);
 
+/// The largest recording. lsm-tree writes values of 2 GiB and more, and cannot read them.
+/// The largest body of a sealed recording fits, with the bytes that sealing adds.
+pub(super) const RECORDING_BYTES_MAX: usize = (1 << 30) + (64 << 20);
+
 /// The state that is known without reading the tables.
-#[derive(Default)]
 pub(super) struct WorkingSet {
     running: HashMap<RecordId, Arc<Record>>,
     /// The ends of leases plus grace.
@@ -37,12 +40,21 @@ pub(super) struct WorkingSet {
     /// The fence ceiling on disk. A higher fence is granted only after the ceiling is raised on
     /// disk.
     pub(super) ceiling: Fence,
+    /// The largest recording in bytes.
+    recording_bytes_max: usize,
 }
 
 impl WorkingSet {
     /// An empty state. Every later fence is above this one.
     pub(super) fn above(ceiling: Fence) -> Self {
-        Self { highest: ceiling, ceiling, ..Self::default() }
+        Self {
+            running: HashMap::new(),
+            leases: BTreeSet::new(),
+            fresh: HashMap::new(),
+            highest: ceiling,
+            ceiling,
+            recording_bytes_max: RECORDING_BYTES_MAX,
+        }
     }
 
     /// The records of all running attempts.
@@ -136,6 +148,10 @@ impl WorkingSet {
         at: Moment,
     ) -> Result<Settled, StoreError> {
         let now = at.now;
+        if is_too_large(&settlement.transition, self.recording_bytes_max) {
+            let what = format!("a recording has more than {} bytes", self.recording_bytes_max);
+            return Err(StoreError::new(StoreErrorKind::Invalid, what));
+        }
         let found = self.find(tables, settlement.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
         match (decide::settle(found.as_deref(), settlement, at), found) {
@@ -258,6 +274,11 @@ impl WorkingSet {
     }
 }
 
+/// True if the recording of a completion is larger than this.
+pub(super) fn is_too_large(transition: &Transition, recording_bytes_max: usize) -> bool {
+    matches!(transition, Transition::Complete(recording) if recording.bytes() > recording_bytes_max)
+}
+
 /// The record of a due entry of the expiry index.
 #[derive(Debug, PartialEq, Eq)]
 enum Expired {
@@ -286,31 +307,63 @@ mod tests {
     use super::*;
     use crate::embedded::folder::Folder;
 
+    /// A store in memory that has granted a claim.
+    struct Running {
+        tables: Tables,
+        memory: WorkingSet,
+        claim: Claim,
+        _folder: tempfile::TempDir,
+    }
+
+    const AT: Moment = Moment::at(Timestamp::from_micros(1));
+
+    impl Running {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
+            let mut memory = WorkingSet::above(Fence::default());
+            let claim = Claim {
+                id: RecordId::derive(&Scope::new("t"), &Key::new("key").unwrap()),
+                attempt: AttemptId::from_bytes([1; 16]),
+                fingerprint: Fingerprint::of(b"pay"),
+                terms: Terms::default(),
+                origin: Origin::default(),
+            };
+            memory.claim(&tables, &mut tables.group(), &claim, AT).unwrap();
+            Self { tables, memory, claim, _folder: folder }
+        }
+
+        fn complete(&mut self, body: &'static str) -> Result<Settled, StoreError> {
+            let Claim { id, attempt, .. } = self.claim;
+            let transition = Transition::Complete(Recording::new(body));
+            let settlement = Settlement { id, attempt, transition };
+            self.memory.settle(&self.tables, &mut self.tables.group(), &settlement, AT)
+        }
+
+        fn find(&self) -> Vec<RecordId> {
+            self.memory.with_reference(&self.tables, self.claim.id.reference()).unwrap()
+        }
+    }
+
     /// One group may settle a record for the first time, and then look for its reference.
     #[test]
     fn a_reference_is_found_in_the_group_that_settles_its_record() {
-        let folder = tempfile::tempdir().unwrap();
-        let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
-        let mut memory = WorkingSet::default();
-        let claim = Claim {
-            id: RecordId::derive(&Scope::new("t"), &Key::new("key").unwrap()),
-            attempt: AttemptId::from_bytes([1; 16]),
-            fingerprint: Fingerprint::of(b"pay"),
-            terms: Terms::default(),
-            origin: Origin::default(),
-        };
-        let at = Moment::at(Timestamp::from_micros(1));
-        let mut group = tables.group();
-        memory.claim(&tables, &mut group, &claim, at).unwrap();
-        let find = |memory: &WorkingSet| memory.with_reference(&tables, claim.id.reference());
-        assert_eq!(find(&memory).unwrap(), [claim.id], "it runs");
-        let settlement = Settlement {
-            id: claim.id,
-            attempt: claim.attempt,
-            transition: Transition::Complete(Recording::new("paid")),
-        };
-        memory.settle(&tables, &mut group, &settlement, at).unwrap();
-        assert_eq!(find(&memory).unwrap(), [claim.id], "it is settled");
+        let mut store = Running::new();
+        assert_eq!(store.find(), [store.claim.id], "it runs");
+        store.complete("paid").unwrap();
+        assert_eq!(store.find(), [store.claim.id], "it is settled");
+    }
+
+    /// It could be written, but not be read again.
+    #[test]
+    fn a_recording_above_the_limit_is_refused() {
+        let mut store = Running::new();
+        let largest = "paid";
+        store.memory.recording_bytes_max = Recording::new(largest).bytes();
+        let refused = store.complete("paid.").unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::Invalid, "{refused}");
+        assert!(store.memory.is_any_running(), "nothing has changed");
+        assert!(matches!(store.complete(largest), Ok(Settled::Done { .. })));
     }
 
     /// A passing error of the disk must not make a record stay for ever.

@@ -29,7 +29,8 @@ const COMPRESSED: u8 = 2;
 const COMPRESS_FROM_BYTES: usize = 256;
 /// The fastest level, because a request waits for it.
 const COMPRESSION_LEVEL: i32 = 1;
-/// The largest size of a decompressed body, whatever length its head claims.
+/// The largest size of a body. A decompressed body is refused above it, whatever length its head
+/// claims.
 pub const BODY_BYTES_MAX: usize = 1 << 30;
 /// The longest name of a key.
 pub const KEY_ID_BYTES_MAX: usize = 255;
@@ -166,15 +167,27 @@ pub(super) fn key_of(head: &Bytes) -> Option<String> {
     front.key
 }
 
-/// Seals a recording. Returns `None` if the cipher refuses, which does not happen for data that
-/// fits into memory.
+/// Seals a recording. Returns `None` if the body is larger than [`BODY_BYTES_MAX`], or if the cipher
+/// refuses, which does not happen for data that fits into memory.
 pub(super) fn seal(
     recording: &Recording,
     of: Of,
     key: Option<&EncryptionKey>,
 ) -> Option<Recording> {
-    let compressed = recording.body.as_ref().and_then(compress);
+    seal_up_to(BODY_BYTES_MAX, recording, of, key)
+}
+
+fn seal_up_to(
+    body_bytes_max: usize,
+    recording: &Recording,
+    of: Of,
+    key: Option<&EncryptionKey>,
+) -> Option<Recording> {
     let body_bytes = recording.body.as_ref().map_or(0, Bytes::len);
+    if body_bytes > body_bytes_max {
+        return None;
+    }
+    let compressed = recording.body.as_ref().and_then(compress);
     let front = HeadFields {
         is_compressed: compressed.is_some(),
         key: key.map(|key| key.id.clone()),
@@ -398,6 +411,16 @@ mod tests {
             let cut = Recording { head: sealed.head.slice(..end), body: None };
             assert!(end < MAGIC.len() || open(&cut, of(1, 1), &keys).is_err(), "cut at {end}");
         }
+    }
+
+    /// It could be sealed, but not be opened again.
+    #[test]
+    fn a_body_above_the_limit_is_not_sealed() {
+        let bytes = recording().body.unwrap().len();
+        assert!(seal_up_to(bytes, &recording(), of(1, 1), None).is_some());
+        assert!(seal_up_to(bytes - 1, &recording(), of(1, 1), None).is_none());
+        let no_body = Recording { body: None, ..recording() };
+        assert!(seal_up_to(0, &no_body, of(1, 1), None).is_some());
     }
 
     #[test]

@@ -6,7 +6,8 @@ use onetake_core::{
     AttemptId, RecordId, Recording, Settlement, StoreError, StoreErrorKind, Transition,
 };
 
-use super::seal::{self, EncryptionKey, NotOpened, Of};
+use super::key::EncryptionKey;
+use super::seal::{self, NotOpened, Of};
 
 /// Seals recordings as a [`SealedStore`](super::SealedStore) with the same keys does. It is for
 /// code that writes recordings without that store: into a table by its own transaction, or into a

@@ -1,5 +1,6 @@
 //! Tests of the embedded store on a full disk, which is a limit on the size of files.
 #![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,4 @@
 //! Tests of the embedded store whose log cannot begin its next segment.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::fs;
 use std::sync::Arc;

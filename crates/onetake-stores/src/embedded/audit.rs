@@ -13,7 +13,7 @@ use onetake_core::audit::{AUDIT_KEPT, AuditEntry, AuditPage, AuditPosition};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp, clock::micros};
 
 use super::lsm_table::LsmTable;
-use super::tables::{damaged_entry, unread};
+use super::read_errors::{damaged_entry, unread};
 use super::time_index::TimeIndex;
 
 /// The prefix of all notes, in the order of time.

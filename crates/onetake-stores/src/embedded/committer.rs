@@ -1,8 +1,9 @@
 //! The thread that owns the folder.
 
+mod segments;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -20,11 +21,12 @@ use super::folder::{Folder, OpenError};
 use super::idle_watch::IdleReport;
 use super::log::Log;
 use super::maintenance::{Maintenance, Subject};
+use super::read_errors::failed;
 use super::recovery::Opened;
 use super::sweeping::{CommitStep, Sweeping};
-use super::tables::{Group, Tables, failed};
+use super::tables::{Group, Tables};
 use super::witness::WitnessFile;
-use super::working_set::WorkingSet;
+use super::working_set::{RECORDING_BYTES_MAX, WorkingSet, is_too_large};
 
 /// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
@@ -33,17 +35,6 @@ const FRAME_BYTES_MAX: usize = 4 << 20;
 /// The most bytes of a record in a frame, with its entries in indexes and without its recording. Most
 /// have a tenth of that.
 const RECORD_BYTES: usize = 5 << 10;
-/// The bytes that a group may need besides its jobs: its head, a step of a sweep, and the removal of
-/// out-of-date entries of the reconcile index.
-const GROUP_BYTES: usize = 64 << 10;
-/// The number of deleted records after which the tables are compacted to give back their space. It
-/// is higher if there are many records, so that each record is rewritten a bounded number of times.
-const COMPACT_AFTER_MIN: usize = 20_000;
-/// The number of segments that log and memory may grow to while tables cannot be written. Then
-/// writes are refused.
-const SEGMENTS_MAX: u64 = 2;
-/// The longest wait for tables to be written before a group is refused.
-const FLUSH_PATIENCE: Duration = Duration::from_secs(2);
 /// The number of records that become unknown, or are released, in one write when the folder is
 /// opened.
 const RESTART_BATCH: usize = 1_000;
@@ -75,6 +66,8 @@ impl EmbeddedJob {
     fn frame_bytes_max(&self) -> usize {
         let settlement = |settlement: &Settlement| match &settlement.transition {
             Transition::Renew => 0,
+            // It is refused.
+            transition if is_too_large(transition, RECORDING_BYTES_MAX) => 0,
             Transition::Complete(recording) => RECORD_BYTES + recording.bytes(),
             _ => RECORD_BYTES,
         };
@@ -247,7 +240,8 @@ impl Committer {
         self.contact.entry(can_write.is_ok(), self.clock.monotonic());
         if let Err(error) = can_write {
             self.refuse_all(jobs, &error);
-            return Ok(());
+            let has_failed = error.kind() == StoreErrorKind::Corrupt;
+            return if has_failed { Err(error) } else { Ok(()) };
         }
         let at = self.contact.moment(&*self.clock);
         let now = at.now;
@@ -331,75 +325,6 @@ impl Committer {
             self.idle.set(false);
         }
         Ok(())
-    }
-
-    /// Waits until a group of these jobs can be written.
-    ///
-    /// # Errors
-    /// If descriptors, tables or the disk do not allow it. Nothing has changed then.
-    fn can_write(&mut self, jobs: &[EmbeddedJob]) -> Result<(), StoreError> {
-        self.files.wait()?;
-        self.wait_for_tables()?;
-        let bytes: usize = jobs.iter().map(EmbeddedJob::frame_bytes_max).sum();
-        self.log.reserve((bytes + GROUP_BYTES) as u64).map_err(|error| {
-            let what = format!("the log of the data folder cannot grow: {error}");
-            StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
-        })
-    }
-
-    /// Waits if the tables of earlier segments are still not in files, and log and memory are at
-    /// their limit.
-    fn wait_for_tables(&self) -> Result<(), StoreError> {
-        let is_full = self.segment_use() >= self.segment_bytes * SEGMENTS_MAX;
-        if !is_full || self.maintenance.wait(FLUSH_PATIENCE) {
-            return Ok(());
-        }
-        let what = "the tables of the data folder cannot be written: see the log for the reason";
-        Err(StoreError::new(StoreErrorKind::Unavailable, what))
-    }
-
-    /// The bytes of the current segment, in the log or in memory. The list of running attempts at its
-    /// start does not count: a new segment would have it too.
-    fn segment_use(&self) -> u64 {
-        self.log.grown().max(self.tables.unwritten.bytes())
-    }
-
-    /// Begins a new segment of the log if the current one is full, or if the space of many removed
-    /// records is to be given back. Returns true if it is due and has to wait.
-    fn begin_segment_if_due(&mut self) -> Result<bool, StoreError> {
-        let used = self.segment_use();
-        if used >= self.segment_bytes / 2 && !self.has_asked_for_spare {
-            self.has_asked_for_spare = true;
-            self.maintenance.make_spare();
-        }
-        let merges = self.removed >= COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4);
-        let is_due = merges || used >= self.segment_bytes / 16 * 15;
-        // While tables are written, the segment goes on.
-        if !is_due || !self.maintenance.is_idle() {
-            return Ok(is_due);
-        }
-        let mut first = self.tables.group();
-        first.add_running(self.memory.running());
-        let (first, _no_changes) = first.into_parts();
-        let next = match self.log.prepare_next(&first) {
-            Ok(next) => next,
-            Err(error) => {
-                // The current segment goes on.
-                if !std::mem::replace(&mut self.has_warned, true) {
-                    tracing::warn!(%error, "a new segment of the store's log could not be made yet");
-                }
-                return Ok(true);
-            }
-        };
-        let place = self.log.go_on_in(next, first).map_err(failed)?;
-        if merges {
-            self.removed = 0;
-            self.maintenance.merge_all();
-        }
-        (self.has_asked_for_spare, self.has_warned) = (false, false);
-        self.tables.seal();
-        self.maintenance.flush(place);
-        Ok(false)
     }
 
     fn refuse_all(&mut self, jobs: Vec<EmbeddedJob>, error: &StoreError) {

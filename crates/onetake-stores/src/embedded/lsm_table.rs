@@ -12,9 +12,8 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 
-use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use lsm_tree::{
     AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard as _, SeqNo,
@@ -26,33 +25,22 @@ use super::operations::{Operations, Reading};
 
 /// The most files that stay open.
 const CACHED_FILES: usize = 128;
-/// The bytes of a file after a merge of all files.
-const FILE_BYTES: u64 = 64 << 20;
-/// The free space below which no merge begins: what one step of it may write. Small tables need no
-/// more than their own size.
-const FREE_BYTES_MIN: u64 = 512 << 20;
-/// The number of unmerged flushes at which files are merged. A merge rewrites the files of the next
-/// level, so fewer merges cost less. But a lookup reads each unmerged flush.
-const UNMERGED_USUAL: u8 = 8;
-/// The bytes of a file after a merge of some files. The next level holds [`UNMERGED_USUAL`] such
-/// files, 256 MiB, and each merge rewrites most of it.
-const LEVEL_FILE_BYTES: u64 = 32 << 20;
-/// The most steps of one merge. Each step merges a few files.
-const STEPS_MAX: usize = 16;
-
 /// The bytes of most keys in the tree: a prefix, a moment and an id.
 const SHORT_KEY_BYTES: usize = 1 + 8 + 16;
 
 /// The tree of a folder.
 #[derive(Clone)]
 pub(super) struct LsmTree {
-    tree: AnyTree,
-    path: PathBuf,
+    pub(super) tree: AnyTree,
+    pub(super) path: PathBuf,
     /// The files that are open.
     open_files: Arc<DescriptorTable>,
     /// The number of the next write.
     next: SequenceNumberCounter,
     operations: Arc<Operations>,
+    /// Locked for writing during a merge of all files, and for reading during a step of another
+    /// merge.
+    pub(super) merging_all: Arc<RwLock<()>>,
 }
 
 impl LsmTree {
@@ -73,8 +61,8 @@ impl LsmTree {
         if let Some(highest) = tree.get_highest_persisted_seqno() {
             next.fetch_max(highest + 1);
         }
-        let (path, operations) = (path.to_owned(), Arc::default());
-        Ok(Self { tree, path, open_files, next, operations })
+        let (path, operations, merging_all) = (path.to_owned(), Arc::default(), Arc::default());
+        Ok(Self { tree, path, open_files, next, operations, merging_all })
     }
 
     /// Returns the number of a new write. No earlier write has it.
@@ -84,7 +72,7 @@ impl LsmTree {
 
     /// Entries below this number may be discarded if there is a newer one: no reader uses an older
     /// state.
-    fn discard_below(&self) -> SeqNo {
+    pub(super) fn discard_below(&self) -> SeqNo {
         self.next.get()
     }
 
@@ -101,55 +89,41 @@ impl LsmTree {
         })
     }
 
-    /// Merges files, if there are many.
-    pub(super) fn merge(&self) -> io::Result<()> {
-        for _ in 0..STEPS_MAX {
-            let mut is_over = false;
-            self.operation(|| {
-                self.check_space()?;
-                let before = self.tree.current_version().id();
-                let strategy = Leveled::default()
-                    .with_l0_threshold(UNMERGED_USUAL)
-                    .with_table_target_size(LEVEL_FILE_BYTES);
-                self.tree.compact(Arc::new(strategy), self.discard_below())?;
-                is_over = self.tree.current_version().id() == before;
-                Ok(())
-            })?;
-            if is_over {
-                break;
-            }
+    /// Calls lsm-tree to write files. If it fails, the files that it has written are removed.
+    pub(super) fn operation(
+        &self,
+        run: impl FnOnce() -> Result<(), lsm_tree::Error>,
+    ) -> io::Result<()> {
+        self.operations.begin(|| self.tree.next_table_id());
+        let result = self.check_list().and_then(|()| caught(run));
+        self.operations.end(result.is_ok(), |from| self.remove_leftovers(from));
+        result
+    }
+
+    /// Refuses an operation if `current` may name the list of a failed one. The new operation would
+    /// write its own list into that file, and a crash would leave half of it. The end of the last
+    /// operation in progress corrects the name.
+    fn check_list(&self) -> io::Result<()> {
+        if !self.operations.has_failed() {
+            return Ok(());
         }
-        caught(|| self.remove_replaced())
-    }
-
-    /// Merges all files. The result has no entries that were removed.
-    pub(super) fn merge_all(&self) -> io::Result<()> {
-        self.operation(|| {
-            self.check_space()?;
-            self.tree.major_compact(FILE_BYTES, self.discard_below())
-        })?;
-        caught(|| self.remove_replaced())
-    }
-
-    /// A merge that fills the disk would stop the log, and would fail.
-    fn check_space(&self) -> io::Result<()> {
-        let needed = self.tree.disk_space().min(FREE_BYTES_MIN);
-        let space = rustix::fs::statvfs(&self.path)?;
-        let free = space.f_bavail.saturating_mul(space.f_frsize);
-        if free < needed {
-            let what =
-                format!("a merge may need {} MiB, and {} are free", needed >> 20, free >> 20);
-            return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+        if self.operations.is_list_unsure() || !self.is_list_named()? {
+            return Err(io::Error::other("the list of files of a failed flush or merge is in use"));
         }
         Ok(())
     }
 
-    /// Calls lsm-tree to write files. If it fails, the files that it has written are removed.
-    fn operation(&self, run: impl FnOnce() -> Result<(), lsm_tree::Error>) -> io::Result<()> {
-        self.operations.begin(|| self.tree.next_table_id());
-        let result = caught(run);
-        self.operations.end(result.is_ok(), |from| self.remove_leftovers(from));
-        result
+    /// True if `current` names the list in memory.
+    fn is_list_named(&self) -> io::Result<bool> {
+        let in_memory = || caught(|| Ok(self.tree.current_version().id()));
+        loop {
+            let (before, named, after) =
+                (in_memory()?, manifest::named_list(&self.path)?, in_memory()?);
+            // Another operation has not named its list meanwhile.
+            if before == after {
+                return Ok(named == after);
+            }
+        }
     }
 
     /// Removes the files with this number and later ones that are not in the list of files. No
@@ -189,7 +163,7 @@ impl LsmTree {
     }
 
     /// Removes lists of files that a newer one replaced.
-    fn remove_replaced(&self) -> Result<(), lsm_tree::Error> {
+    pub(super) fn remove_replaced(&self) -> Result<(), lsm_tree::Error> {
         let below = self.discard_below();
         self.tree.get_version_history_lock().maintenance(&self.path, below)
     }
@@ -197,11 +171,6 @@ impl LsmTree {
     /// Begins a read. Until the result is dropped, no file is removed that the read may use.
     fn reading(&self) -> Reading {
         self.operations.reading()
-    }
-
-    /// The number of flushes whose files were not merged yet.
-    pub(super) fn unmerged(&self) -> usize {
-        self.tree.l0_run_count()
     }
 
     /// The approximate number of entries of all tables.
@@ -274,7 +243,7 @@ impl LsmTable {
 }
 
 /// Calls lsm-tree, which panics on some kinds of damage.
-fn caught<T>(call: impl FnOnce() -> Result<T, lsm_tree::Error>) -> io::Result<T> {
+pub(super) fn caught<T>(call: impl FnOnce() -> Result<T, lsm_tree::Error>) -> io::Result<T> {
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Err(lsm_tree::Error::Io(error))) => Err(error),
         Ok(result) => result.map_err(io::Error::other),
@@ -283,12 +252,12 @@ fn caught<T>(call: impl FnOnce() -> Result<T, lsm_tree::Error>) -> io::Result<T>
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
 
-    fn flush(tree: &LsmTree, table: &LsmTable, round: u32) {
+    pub(in super::super) fn flush(tree: &LsmTree, table: &LsmTable, round: u32) {
         for number in 0..500_u32 {
             let key = number.wrapping_mul(2_654_435_761).to_be_bytes();
             let value = Slice::from([[round as u8; 64].as_slice(), &key].concat());
@@ -298,42 +267,9 @@ mod tests {
         tree.flush().unwrap();
     }
 
-    fn files(folder: &Path) -> BTreeSet<PathBuf> {
+    pub(in super::super) fn files(folder: &Path) -> BTreeSet<PathBuf> {
         let files = fs::read_dir(folder.join("tables")).unwrap();
         files.map(|entry| entry.unwrap().path()).collect()
-    }
-
-    /// A merge writes some of its files before it reads a damaged block.
-    #[test]
-    fn a_failed_merge_leaves_no_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
-        let table = LsmTable::new(&tree, b's');
-        for round in 0..9 {
-            flush(&tree, &table, round);
-        }
-        let before = files(folder.path());
-        let damaged = before.first().unwrap();
-        let mut bytes = fs::read(damaged).unwrap();
-        let at = bytes.len() / 2;
-        bytes[at] ^= 1;
-        fs::write(damaged, bytes).unwrap();
-
-        tree.merge().unwrap_err();
-        assert_eq!(files(folder.path()), before);
-        tree.merge_all().unwrap_err();
-        assert_eq!(files(folder.path()), before);
-        // A reader may use files that were replaced.
-        let keys = table.keys::<&[u8]>(..);
-        tree.merge().unwrap_err();
-        assert!(files(folder.path()).len() > before.len());
-        drop(keys);
-        flush(&tree, &table, 9);
-        assert_eq!(files(folder.path()).len(), before.len() + 1, "what was left is removed");
-        assert!(manifest::is_whole(folder.path()).unwrap());
-        drop((tree, table));
-        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
-        assert_eq!(tree.unmerged(), 10);
     }
 
     /// A sync can fail after the list of the failed flush was named.
@@ -353,6 +289,40 @@ mod tests {
         });
         failed.unwrap_err();
         assert_eq!(current(), good);
+    }
+
+    /// The name is corrected when no other operation runs. Until then, no operation writes to the list
+    /// that is named.
+    #[test]
+    fn a_list_that_a_failed_flush_has_named_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        let table = LsmTable::new(&tree, b's');
+        flush(&tree, &table, 0);
+        let number = tree.tree.current_version().id();
+        let list = |number| folder.path().join(format!("v{number}"));
+        // A merge is in progress.
+        tree.operations.begin(|| tree.tree.next_table_id());
+        let failed = tree.operation(|| {
+            fs::copy(list(number), list(number + 1))?;
+            manifest::name_list(folder.path(), number + 1)?;
+            Err(io::Error::other("the sync of the folder").into())
+        });
+        failed.unwrap_err();
+        assert_eq!(manifest::named_list(folder.path()).unwrap(), number + 1);
+        let named = fs::read(list(number + 1)).unwrap();
+        table.write(b"more", Some(Slice::empty()), tree.next_write());
+        tree.seal();
+        let flushed = tree.flush();
+        assert!(fs::read(list(number + 1)).unwrap() == named, "the list was written again");
+        flushed.unwrap_err();
+        // The merge ends.
+        tree.operations.end(true, |from| tree.remove_leftovers(from));
+        assert_eq!(manifest::named_list(folder.path()).unwrap(), number);
+        tree.flush().unwrap();
+        drop((tree, table));
+        let tree = LsmTree::open(folder.path(), 1 << 20).unwrap();
+        assert!(LsmTable::new(&tree, b's').get(b"more").unwrap().is_some());
     }
 
     /// On a full disk, nothing can be written before the files of the failed operation are removed.

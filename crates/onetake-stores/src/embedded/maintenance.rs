@@ -13,9 +13,6 @@ use super::log::{LogFiles, Place};
 use super::lsm_table::LsmTree;
 use super::witness::WitnessFile;
 
-/// The number of unmerged flushes at which the writing thread merges files itself before it adds
-/// one.
-const UNMERGED_MAX: usize = 16;
 /// The pause after a failure, at first and at most.
 const PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
@@ -38,20 +35,23 @@ enum Task {
     MakeSpare,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Merge {
     /// Some files, if there are many.
     Some,
-    /// All files, to give back the space of removed entries.
-    All,
+    /// All files, to give back the space of this number of removed records.
+    All(usize),
 }
 
 #[derive(Default)]
 struct State {
     /// Flushes that were asked for and have not ended.
     flushes: usize,
-    /// True if a merge of all files was asked for. It follows the next flush.
-    merges_all: bool,
+    /// The number of removed records, if a merge of all files was asked for. It follows the next
+    /// flush.
+    merges_all: Option<usize>,
+    /// The number of removed records whose space a merge of all files could not give back, because
+    /// the disk has too little space.
+    kept: usize,
     is_stopping: bool,
     /// The threads that have ended.
     ended: usize,
@@ -107,9 +107,9 @@ impl Maintenance {
         let (tasks, queue) = mpsc::channel();
         let (merges, merge_queue) = mpsc::channel();
         let (tree, lock) = (subject.tree.clone(), Arc::clone(&subject.lock));
-        spawn("onetake-compact", &progress, move |_| {
+        spawn("onetake-compact", &progress, move |progress| {
             let _lock = lock;
-            merge(&tree, &merge_queue);
+            merge(&tree, &merge_queue, progress);
         })?;
         spawn("onetake-flush", &progress, move |progress| {
             for task in queue {
@@ -132,9 +132,14 @@ impl Maintenance {
         let _ended = self.tasks.send(Task::MakeSpare);
     }
 
-    /// Merges all files after the next flush.
-    pub(super) fn merge_all(&self) {
-        self.progress.change(|state| state.merges_all = true);
+    /// Merges all files after the next flush, to give back the space of `removed` records.
+    pub(super) fn merge_all(&self, removed: usize) {
+        self.progress.change(|state| state.merges_all = Some(removed));
+    }
+
+    /// Returns the number of removed records whose space could not be given back since the last call.
+    pub(super) fn take_kept(&self) -> usize {
+        std::mem::take(&mut self.progress.lock().kept)
     }
 
     /// True if everything that was sealed is in files.
@@ -180,19 +185,14 @@ impl Subject {
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }
-        let merge = match std::mem::take(&mut progress.lock().merges_all) {
-            true => Merge::All,
-            false => Merge::Some,
-        };
+        let merges_all = progress.lock().merges_all.take();
+        let merge = merges_all.map_or(Merge::Some, Merge::All);
         progress.change(|state| state.flushes -= 1);
         let _ended = merges.send(merge);
     }
 
     fn write_files(&self, place: Place) -> io::Result<()> {
-        if self.tree.unmerged() >= UNMERGED_MAX {
-            // A damaged file cannot be merged. New entries do not depend on it.
-            let _warned_by_the_other_thread = self.tree.merge();
-        }
+        self.tree.make_room_for_flush()?;
         self.tree.flush()?;
         // From here on the earlier segments are not needed.
         self.witness.update(|witness| witness.from = place)?;
@@ -210,11 +210,49 @@ impl Subject {
 }
 
 /// Merges files after each flush.
-fn merge(tree: &LsmTree, queue: &mpsc::Receiver<Merge>) {
+fn merge(tree: &LsmTree, queue: &mpsc::Receiver<Merge>, progress: &Progress) {
     while let Ok(first) = queue.recv() {
-        let merges_all = queue.try_iter().chain([first]).any(|merge| merge == Merge::All);
-        if let Err(error) = if merges_all { tree.merge_all() } else { tree.merge() } {
+        let all = |merge| match merge {
+            Merge::Some => None,
+            Merge::All(removed) => Some(removed),
+        };
+        let removed = queue.try_iter().chain([first]).filter_map(all).reduce(|a, b| a + b);
+        let merged = match removed {
+            None => tree.merge(),
+            Some(removed) => {
+                let merged = tree.merge_all();
+                note_kept(removed, &merged, progress);
+                merged
+            }
+        };
+        if let Err(error) = merged {
             tracing::warn!(%error, "the files of the store's tables could not be merged yet");
         }
+    }
+}
+
+/// Notes that these records keep their space, if the disk had too little for a merge of all files. A
+/// later merge gives it back.
+fn note_kept(removed: usize, merged: &io::Result<()>, progress: &Progress) {
+    if merged.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) {
+        progress.change(|state| state.kept += removed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise the space of these records is given back only after as many others were removed.
+    #[test]
+    fn removed_records_count_again_if_a_full_disk_prevented_a_merge() {
+        let progress = Progress::default();
+        let kept = |merged: io::Result<()>| {
+            note_kept(20_000, &merged, &progress);
+            std::mem::take(&mut progress.lock().kept)
+        };
+        assert_eq!(kept(Ok(())), 0);
+        assert_eq!(kept(Err(io::ErrorKind::StorageFull.into())), 20_000);
+        assert_eq!(kept(Err(io::Error::other("a table is damaged"))), 0);
     }
 }

@@ -15,11 +15,11 @@
 //!
 //! | file | content |
 //! | --- | --- |
-//! | `committer.rs`, `sweeping.rs` | the thread that owns the folder |
+//! | `committer.rs`, `committer/`, `sweeping.rs` | the thread that owns the folder |
 //! | `working_set.rs` | the state in memory, and the decisions |
 //! | `log/` | the write-ahead log |
 //! | `tables.rs`, `lsm_table.rs`, `time_index.rs` | the tables |
-//! | `maintenance.rs`, `operations.rs` | the threads in the background |
+//! | `maintenance.rs`, `merging.rs`, `operations.rs` | the threads in the background |
 //! | `folder.rs`, `witness.rs`, `recovery.rs` | creating and opening a folder, and its check for damage |
 
 mod asks;
@@ -32,7 +32,9 @@ mod log;
 mod lsm_table;
 mod maintenance;
 mod manifest;
+mod merging;
 mod operations;
+mod read_errors;
 mod recovery;
 mod sweeping;
 mod tables;

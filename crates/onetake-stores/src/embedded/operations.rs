@@ -49,6 +49,11 @@ impl Operations {
         Arc::clone(&self.readers)
     }
 
+    /// True if a failed operation may have left files, or the name of its list.
+    pub(super) fn has_failed(&self) -> bool {
+        self.lock().leftovers_from.is_some()
+    }
+
     pub(super) fn is_list_unsure(&self) -> bool {
         self.is_list_unsure.load(Ordering::SeqCst)
     }

@@ -10,7 +10,6 @@
 //! older version in `settled` until it is settled again. The running one takes precedence.
 
 use std::collections::HashMap;
-use std::io;
 use std::ops::{Bound, RangeInclusive};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,11 +22,11 @@ use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, T
 
 use super::asks;
 use super::audit;
-use super::files::is_too_many;
 use super::folder::{Folder, OpenError};
 use super::log::{FrameBuilder, Item, Table};
 use super::lsm_table::{LsmTable, LsmTree};
 use super::manifest;
+use super::read_errors::{broken, damaged_entry, unread, unreadable};
 use super::time_index::TimeIndex;
 use super::unwritten::{ITEM_BYTES, Unwritten};
 
@@ -350,6 +349,12 @@ impl Group<'_> {
         self.remove(Table::Expiry, &moment_key(at, id));
     }
 
+    /// Moves an entry of the expiry index to a later time. The record itself says when it expires.
+    pub(super) fn postpone_expiry(&mut self, from: Timestamp, to: Timestamp, id: RecordId) {
+        self.remove_expiry(from, id);
+        self.insert(Table::Expiry, &moment_key(to, id), &[]);
+    }
+
     fn insert_ask(&mut self, at: Timestamp, id: RecordId) {
         self.insert(Table::Meta, &asks::key(at, id), &[]);
     }
@@ -400,58 +405,7 @@ pub(super) fn record_id(key: &[u8]) -> Result<RecordId, StoreError> {
     Ok(RecordId::from_bytes(bytes))
 }
 
-/// The error for an entry that makes no sense. All other entries still work.
-pub(super) fn damaged_entry(what: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Invalid, what)
-}
-
 pub(super) fn decode(id: RecordId, value: &[u8]) -> Result<Record, StoreError> {
     codec::decode(id, Bytes::copy_from_slice(value))
         .map_err(|error| unreadable(id).with_source(error))
-}
-
-/// The error for one unreadable record. Its key is refused; all other keys still work.
-fn unreadable(id: RecordId) -> StoreError {
-    let message = format!("the record {} is damaged and cannot be read", id.reference());
-    StoreError::new(StoreErrorKind::Invalid, message)
-}
-
-/// The error of a read without which the store cannot go on.
-fn broken(error: lsm_tree::Error) -> StoreError {
-    if is_out_of_files(&error) { unread(error) } else { failed(error) }
-}
-
-/// The error of a read of several entries. A damaged block costs the entries in it, and the store
-/// goes on. Other errors of the operating system may be over later, such as too many open files.
-pub(super) fn unread(error: lsm_tree::Error) -> StoreError {
-    let (kind, what) = match &error {
-        error if is_out_of_files(error) => {
-            (StoreErrorKind::Unavailable, "the process has too many open files".to_owned())
-        }
-        lsm_tree::Error::Io(error) if !is_damage(error) => {
-            (StoreErrorKind::Unavailable, error.to_string())
-        }
-        error => (StoreErrorKind::Invalid, format!("a table is damaged ({error})")),
-    };
-    StoreError::new(kind, format!("reading the data folder failed: {what}")).with_source(error)
-}
-
-/// True if the bytes of a file are gone: a bad sector, or a file that is too short.
-fn is_damage(error: &io::Error) -> bool {
-    /// The number of the error "input/output error".
-    const EIO: i32 = 5;
-    error.raw_os_error() == Some(EIO) || error.kind() == io::ErrorKind::UnexpectedEof
-}
-
-fn is_out_of_files(error: &lsm_tree::Error) -> bool {
-    matches!(error, lsm_tree::Error::Io(error) if is_too_many(error))
-}
-
-/// The error of a write: the state on disk is unknown.
-pub(super) fn failed(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Corrupt,
-        format!("reading or writing the data folder failed: {error}"),
-    )
-    .with_source(error)
 }

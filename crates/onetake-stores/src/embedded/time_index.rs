@@ -7,16 +7,21 @@
 //!
 //! A damaged block of a file hides the entries in it: the next step starts behind it. Only the last
 //! block of the index in a file hides the later entries too, because a reader needs it to leave the
-//! file.
+//! file. Such entries are read again after an hour, because the error may have passed.
 
 use std::cell::Cell;
 use std::iter;
+use std::time::Duration;
 
 use lsm_tree::{SeqNo, Slice};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::lsm_table::LsmTable;
-use super::tables::{MomentKey, damaged_entry, moment_entry, moment_key, unread};
+use super::read_errors::{damaged_entry, unread};
+use super::tables::{MomentKey, moment_entry, moment_key};
+
+/// The time until entries are read again that could not be read. It reads tombstones again too.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(3_600);
 
 /// An index by time. Its keys have a prefix in their table.
 pub(super) struct TimeIndex {
@@ -24,11 +29,13 @@ pub(super) struct TimeIndex {
     prefix: &'static [u8],
     /// There is no entry below this key that can be read.
     empty_below: Cell<MomentKey>,
+    /// The first key that was skipped because it could not be read, and the time to read it again.
+    skipped: Cell<Option<(MomentKey, Timestamp)>>,
 }
 
 impl TimeIndex {
     pub(super) fn new(table: LsmTable, prefix: &'static [u8]) -> Self {
-        Self { table, prefix, empty_below: Cell::default() }
+        Self { table, prefix, empty_below: Cell::default(), skipped: Cell::default() }
     }
 
     /// Returns the entries up to this time, the oldest first. Entries in a damaged block are left
@@ -38,6 +45,7 @@ impl TimeIndex {
         now: Timestamp,
     ) -> Result<Box<dyn Iterator<Item = MomentKey> + '_>, StoreError> {
         let last = moment_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
+        self.return_to_skipped(now);
         loop {
             let first = self.empty_below.get();
             // The store's clock may have gone back.
@@ -46,8 +54,11 @@ impl TimeIndex {
             }
             let mut keys = self.read(first, last);
             let next = match keys.next().transpose() {
-                Err(error) if error.kind() == StoreErrorKind::Invalid => {
+                Err(error) if is_damage(&error) => {
                     tracing::warn!(%error, "entries of an index cannot be read, and are skipped");
+                    let again = now.plus(READ_AGAIN_AFTER);
+                    let (from, at) = self.skipped.get().unwrap_or((first, again));
+                    self.skipped.set(Some((from.min(first), at)));
                     self.empty_below.set(self.behind_damage(first, last));
                     continue;
                 }
@@ -56,6 +67,16 @@ impl TimeIndex {
             self.empty_below.set(next.unwrap_or(last));
             // The step that begins at an error reports it.
             return Ok(Box::new(next.into_iter().chain(keys.map_while(Result::ok))));
+        }
+    }
+
+    /// Goes back to entries that were skipped an hour ago.
+    fn return_to_skipped(&self, now: Timestamp) {
+        if let Some((from, at)) = self.skipped.get()
+            && now >= at
+        {
+            self.skipped.set(None);
+            self.empty_below.set(self.empty_below.get().min(from));
         }
     }
 
@@ -83,7 +104,9 @@ impl TimeIndex {
         };
         let can_be_read = |distance| {
             let key = key(distance);
-            key > last || self.read(key, last).next().is_none_or(|entry| entry.is_ok())
+            let entry = (key <= last).then(|| self.read(key, last).next()).flatten();
+            // The step that begins at another error reports it.
+            !entry.is_some_and(|entry| entry.is_err_and(|error| is_damage(&error)))
         };
         let mut far = 1_u64;
         while !can_be_read(far) {
@@ -111,6 +134,12 @@ impl TimeIndex {
         let Some(moment) = moment else { return };
         self.empty_below.set(self.empty_below.get().min(moment));
     }
+}
+
+/// True if only the entries of one block cannot be read. Other errors, such as too many open files,
+/// say nothing about entries.
+fn is_damage(error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Invalid
 }
 
 #[cfg(test)]
@@ -156,7 +185,11 @@ mod tests {
 
         /// Removes the first entries, as a step of a sweep does.
         fn step(&self, limit: usize) -> Vec<u64> {
-            let until = self.index.until(Timestamp::from_micros(100_000)).unwrap();
+            self.step_at(Timestamp::from_micros(100_000), limit)
+        }
+
+        fn step_at(&self, now: Timestamp, limit: usize) -> Vec<u64> {
+            let until = self.index.until(now).unwrap();
             let due: Vec<MomentKey> = until.take(limit).collect();
             due.iter().for_each(|key| self.write(*key, None));
             due.iter().map(|key| moment_entry(key).0.as_micros()).collect()
@@ -200,7 +233,8 @@ mod tests {
         assert_eq!(index.step(9), [6, 20]);
     }
 
-    /// The entries behind a damaged block are swept, and those before it.
+    /// The entries behind a damaged block are swept, and those before it. If the block can be read
+    /// again, so are the others.
     #[test]
     fn a_damaged_block_hides_only_its_own_entries() {
         const COUNT: u64 = 10_000;
@@ -210,7 +244,8 @@ mod tests {
         let Index { folder, .. } = index;
         let table = std::fs::read_dir(folder.path().join("tables")).unwrap().next();
         let table = table.unwrap().unwrap().path();
-        let mut bytes = std::fs::read(&table).unwrap();
+        let whole = std::fs::read(&table).unwrap();
+        let mut bytes = whole.clone();
         // The blocks of entries come first.
         let at = bytes.len() / 4;
         bytes[at] ^= 1;
@@ -228,6 +263,19 @@ mod tests {
         let hidden = COUNT - swept.len() as u64;
         assert!(hidden > 0 && hidden < 1_000, "{hidden} entries are hidden");
         assert_eq!((swept[0], *swept.last().unwrap()), (1, COUNT));
+
+        std::fs::write(&table, whole).unwrap();
+        assert_eq!(index.step(64), [0; 0]);
+        let later = Timestamp::from_micros(100_000).plus(READ_AGAIN_AFTER);
+        assert_eq!(index.step_at(later, 1_000).len() as u64, hidden);
+    }
+
+    /// Entries that could be read a moment later would stay out of sight.
+    #[test]
+    fn entries_are_not_skipped_without_descriptors() {
+        let error = |number| unread(std::io::Error::from_raw_os_error(number).into());
+        assert!(is_damage(&error(5)), "a bad sector");
+        assert!(!is_damage(&error(24)), "too many open files");
     }
 
     #[test]

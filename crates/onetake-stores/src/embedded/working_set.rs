@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
 use onetake_core::store::{DueAttempt, FOUND_MAX, Swept};
@@ -10,6 +11,7 @@ use onetake_core::{
     StoreErrorKind, Timestamp, Transition,
 };
 
+use super::read_errors::may_pass;
 use super::tables::{Group, MomentKey, Tables, moment_entry};
 
 /// The number of fences that are reserved ahead, so that the ceiling is seldom written: a minute of
@@ -18,8 +20,14 @@ const FENCES_AHEAD: u64 = 60_000_000;
 /// The largest number of reconcile entries that one call reads. Traffic waits for it.
 const ASKS_LOOKED_AT_MAX: usize = 1_000;
 
+/// The time until a sweep reads a record again that the operating system could not read.
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(3_600);
+
+/// The largest recording. lsm-tree writes values of 2 GiB and more, and cannot read them.
+/// The largest body of a sealed recording fits, with the bytes that sealing adds.
+pub(super) const RECORDING_BYTES_MAX: usize = (1 << 30) + (64 << 20);
+
 /// The state that is known without reading the tables.
-#[derive(Default)]
 pub(super) struct WorkingSet {
     running: HashMap<RecordId, Arc<Record>>,
     /// The ends of leases plus grace.
@@ -32,12 +40,21 @@ pub(super) struct WorkingSet {
     /// The fence ceiling on disk. A higher fence is granted only after the ceiling is raised on
     /// disk.
     pub(super) ceiling: Fence,
+    /// The largest recording in bytes.
+    recording_bytes_max: usize,
 }
 
 impl WorkingSet {
     /// An empty state. Every later fence is above this one.
     pub(super) fn above(ceiling: Fence) -> Self {
-        Self { highest: ceiling, ceiling, ..Self::default() }
+        Self {
+            running: HashMap::new(),
+            leases: BTreeSet::new(),
+            fresh: HashMap::new(),
+            highest: ceiling,
+            ceiling,
+            recording_bytes_max: RECORDING_BYTES_MAX,
+        }
     }
 
     /// The records of all running attempts.
@@ -131,6 +148,10 @@ impl WorkingSet {
         at: Moment,
     ) -> Result<Settled, StoreError> {
         let now = at.now;
+        if is_too_large(&settlement.transition, self.recording_bytes_max) {
+            let what = format!("a recording has more than {} bytes", self.recording_bytes_max);
+            return Err(StoreError::new(StoreErrorKind::Invalid, what));
+        }
         let found = self.find(tables, settlement.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
         match (decide::settle(found.as_deref(), settlement, at), found) {
@@ -232,11 +253,12 @@ impl WorkingSet {
         swept: &mut Swept,
     ) -> Result<(), StoreError> {
         for (at, id) in due.iter().map(moment_entry) {
-            let found = match self.find(tables, id) {
-                // An unreadable record stays where it is, so that it can be repaired.
-                Err(error) if error.kind() == StoreErrorKind::Invalid => None,
-                // The index keeps the record for the next sweep.
-                found => found?,
+            let found = match expired(self.find(tables, id))? {
+                Expired::Read(found) => found,
+                Expired::ReadLater => {
+                    group.postpone_expiry(at, now.plus(READ_AGAIN_AFTER), id);
+                    continue;
+                }
             };
             group.remove_expiry(at, id);
             if let Some(record) = found.filter(|record| decide::may_sweep(record, now)) {
@@ -252,37 +274,122 @@ impl WorkingSet {
     }
 }
 
+/// True if the recording of a completion is larger than this.
+pub(super) fn is_too_large(transition: &Transition, recording_bytes_max: usize) -> bool {
+    matches!(transition, Transition::Complete(recording) if recording.bytes() > recording_bytes_max)
+}
+
+/// The record of a due entry of the expiry index.
+#[derive(Debug, PartialEq, Eq)]
+enum Expired {
+    /// The record, unless it is absent or damaged. The entry is removed. A damaged record stays where
+    /// it is, so that it can be repaired.
+    Read(Option<Arc<Record>>),
+    /// The record may be readable later. The entry moves to a later time, so that the sweep goes on
+    /// with other entries.
+    ReadLater,
+}
+
+/// Decides what a sweep does with an entry. An error ends the sweep, and the entry stays.
+fn expired(found: Result<Option<Arc<Record>>, StoreError>) -> Result<Expired, StoreError> {
+    match found {
+        Err(error) if error.kind() != StoreErrorKind::Invalid => Err(error),
+        Err(error) if may_pass(&error) => Ok(Expired::ReadLater),
+        found => Ok(Expired::Read(found.ok().flatten())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use onetake_core::{AttemptId, Fingerprint, Key, Origin, Recording, Scope, Terms};
 
+    use super::super::tables::moment_key;
     use super::*;
     use crate::embedded::folder::Folder;
+
+    /// A store in memory that has granted a claim.
+    struct Running {
+        tables: Tables,
+        memory: WorkingSet,
+        claim: Claim,
+        _folder: tempfile::TempDir,
+    }
+
+    const AT: Moment = Moment::at(Timestamp::from_micros(1));
+
+    impl Running {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
+            let mut memory = WorkingSet::above(Fence::default());
+            let claim = Claim {
+                id: RecordId::derive(&Scope::new("t"), &Key::new("key").unwrap()),
+                attempt: AttemptId::from_bytes([1; 16]),
+                fingerprint: Fingerprint::of(b"pay"),
+                terms: Terms::default(),
+                origin: Origin::default(),
+            };
+            memory.claim(&tables, &mut tables.group(), &claim, AT).unwrap();
+            Self { tables, memory, claim, _folder: folder }
+        }
+
+        fn complete(&mut self, body: &'static str) -> Result<Settled, StoreError> {
+            let Claim { id, attempt, .. } = self.claim;
+            let transition = Transition::Complete(Recording::new(body));
+            let settlement = Settlement { id, attempt, transition };
+            self.memory.settle(&self.tables, &mut self.tables.group(), &settlement, AT)
+        }
+
+        fn find(&self) -> Vec<RecordId> {
+            self.memory.with_reference(&self.tables, self.claim.id.reference()).unwrap()
+        }
+    }
 
     /// One group may settle a record for the first time, and then look for its reference.
     #[test]
     fn a_reference_is_found_in_the_group_that_settles_its_record() {
+        let mut store = Running::new();
+        assert_eq!(store.find(), [store.claim.id], "it runs");
+        store.complete("paid").unwrap();
+        assert_eq!(store.find(), [store.claim.id], "it is settled");
+    }
+
+    /// It could be written, but not be read again.
+    #[test]
+    fn a_recording_above_the_limit_is_refused() {
+        let mut store = Running::new();
+        let largest = "paid";
+        store.memory.recording_bytes_max = Recording::new(largest).bytes();
+        let refused = store.complete("paid.").unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::Invalid, "{refused}");
+        assert!(store.memory.is_any_running(), "nothing has changed");
+        assert!(matches!(store.complete(largest), Ok(Settled::Done { .. })));
+    }
+
+    /// A passing error of the disk must not make a record stay for ever.
+    #[test]
+    fn a_sweep_comes_back_to_a_record_that_the_disk_did_not_return() {
+        let error = |kind| StoreError::new(kind, "a record");
+        let invalid = || error(StoreErrorKind::Invalid);
+        let disk = invalid().with_source(std::io::Error::from_raw_os_error(5));
+        assert_eq!(expired(Err(disk)).unwrap(), Expired::ReadLater);
+        assert_eq!(expired(Err(invalid())).unwrap(), Expired::Read(None), "it is damaged");
+        assert_eq!(expired(Ok(None)).unwrap(), Expired::Read(None));
+        expired(Err(error(StoreErrorKind::Unavailable))).unwrap_err();
+    }
+
+    #[test]
+    fn a_postponed_entry_is_due_at_its_new_time() {
         let folder = tempfile::tempdir().unwrap();
         let tables = Tables::open(&Folder::lock(folder.path()).unwrap(), 1 << 20).unwrap();
-        let mut memory = WorkingSet::default();
-        let claim = Claim {
-            id: RecordId::derive(&Scope::new("t"), &Key::new("key").unwrap()),
-            attempt: AttemptId::from_bytes([1; 16]),
-            fingerprint: Fingerprint::of(b"pay"),
-            terms: Terms::default(),
-            origin: Origin::default(),
-        };
-        let at = Moment::at(Timestamp::from_micros(1));
+        let id = RecordId::from_bytes([1; RecordId::BYTES]);
+        let at = Timestamp::from_micros;
         let mut group = tables.group();
-        memory.claim(&tables, &mut group, &claim, at).unwrap();
-        let find = |memory: &WorkingSet| memory.with_reference(&tables, claim.id.reference());
-        assert_eq!(find(&memory).unwrap(), [claim.id], "it runs");
-        let settlement = Settlement {
-            id: claim.id,
-            attempt: claim.attempt,
-            transition: Transition::Complete(Recording::new("paid")),
-        };
-        memory.settle(&tables, &mut group, &settlement, at).unwrap();
-        assert_eq!(find(&memory).unwrap(), [claim.id], "it is settled");
+        group.postpone_expiry(at(10), at(10).plus(READ_AGAIN_AFTER), id);
+        tables.apply(group.into_parts().1);
+        let due = |now| tables.expiry.until(now).unwrap().collect::<Vec<_>>();
+        assert_eq!(due(at(20)), [] as [MomentKey; 0]);
+        let later = at(10).plus(READ_AGAIN_AFTER);
+        assert_eq!(due(later), [moment_key(later, id)]);
     }
 }

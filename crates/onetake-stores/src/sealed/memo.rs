@@ -9,7 +9,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 use onetake_core::codec::Reader;
 use onetake_core::{Memo, RecordId};
 
-use super::seal::{EncryptionKey, NotOpened, cipher, decrypt, encrypt, nonce};
+use super::key::EncryptionKey;
+use super::seal::{NotOpened, cipher, decrypt, encrypt, nonce};
 
 const MAGIC: &[u8; 4] = b"OTM1";
 const PLAIN: u8 = 0;

@@ -16,6 +16,7 @@
 
 mod census;
 mod journal;
+mod key;
 mod memo;
 mod seal;
 mod sealer;
@@ -33,7 +34,8 @@ use onetake_core::{
 
 pub use census::{KeysInUse, keys_in_use};
 pub use journal::SealedJournal;
-pub use seal::{BODY_BYTES_MAX, EncryptionKey, KEY_ID_BYTES_MAX};
+pub use key::{EncryptionKey, KEY_ID_BYTES_MAX};
+pub use seal::BODY_BYTES_MAX;
 use seal::{NotOpened, Of};
 pub use sealer::Sealer;
 

@@ -12,14 +12,14 @@
 //! recognises a settlement that is sent twice, and no nonce is used for two texts. The fields
 //! before the head are authenticated with both parts.
 
-use std::fmt;
-
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use aws_lc_rs::hmac;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use onetake_core::codec::Reader;
 use onetake_core::{AttemptId, RecordId, Recording};
+
+use super::key::EncryptionKey;
 
 const MAGIC: &[u8; 4] = b"OTS1";
 const ENCRYPTED: u8 = 1;
@@ -29,65 +29,9 @@ const COMPRESSED: u8 = 2;
 const COMPRESS_FROM_BYTES: usize = 256;
 /// The fastest level, because a request waits for it.
 const COMPRESSION_LEVEL: i32 = 1;
-/// The largest size of a decompressed body, whatever length its head claims.
+/// The largest size of a body. A decompressed body is refused above it, whatever length its head
+/// claims.
 pub const BODY_BYTES_MAX: usize = 1 << 30;
-/// The longest name of a key.
-pub const KEY_ID_BYTES_MAX: usize = 255;
-
-/// A key that encrypts recordings, and its name, which is kept beside them.
-#[derive(Clone)]
-pub struct EncryptionKey {
-    id: String,
-    key: hmac::Key,
-}
-
-impl EncryptionKey {
-    /// Creates a key from its bytes. A name is cut to 255 bytes.
-    #[must_use]
-    pub fn new(id: &str, key: &[u8; 32]) -> Self {
-        let mut end = id.len().min(KEY_ID_BYTES_MAX);
-        while !id.is_char_boundary(end) {
-            end -= 1;
-        }
-        let id = id.get(..end).unwrap_or_default().to_owned();
-        Self { id, key: hmac::Key::new(hmac::HMAC_SHA256, key) }
-    }
-
-    /// Its name.
-    #[must_use]
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// The cipher for one attempt's recording.
-    fn cipher(&self, of: Of) -> Option<LessSafeKey> {
-        cipher(self.mac(b"onetake recording v1", of))
-    }
-
-    /// A nonce that is used for this text of this attempt alone.
-    fn nonce(&self, of: Of, aad: &[u8], plain: &[u8]) -> [u8; NONCE_LEN] {
-        nonce(self.mac(b"onetake nonce v1", of), aad, plain)
-    }
-
-    fn mac(&self, purpose: &[u8], of: Of) -> hmac::Context {
-        let mut mac = self.mac_of_record(purpose, of.id);
-        mac.update(of.attempt.as_bytes());
-        mac
-    }
-
-    pub(super) fn mac_of_record(&self, purpose: &[u8], id: RecordId) -> hmac::Context {
-        let mut mac = hmac::Context::with_key(&self.key);
-        mac.update(purpose);
-        mac.update(id.as_bytes());
-        mac
-    }
-}
-
-impl fmt::Debug for EncryptionKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EncryptionKey({})", self.id)
-    }
-}
 
 /// The record and attempt that a recording belongs to.
 #[derive(Clone, Copy, Debug)]
@@ -166,18 +110,30 @@ pub(super) fn key_of(head: &Bytes) -> Option<String> {
     front.key
 }
 
-/// Seals a recording. Returns `None` if the cipher refuses, which does not happen for data that
-/// fits into memory.
+/// Seals a recording. Returns `None` if the body is larger than [`BODY_BYTES_MAX`], or if the cipher
+/// refuses, which does not happen for data that fits into memory.
 pub(super) fn seal(
     recording: &Recording,
     of: Of,
     key: Option<&EncryptionKey>,
 ) -> Option<Recording> {
-    let compressed = recording.body.as_ref().and_then(compress);
+    seal_up_to(BODY_BYTES_MAX, recording, of, key)
+}
+
+fn seal_up_to(
+    body_bytes_max: usize,
+    recording: &Recording,
+    of: Of,
+    key: Option<&EncryptionKey>,
+) -> Option<Recording> {
     let body_bytes = recording.body.as_ref().map_or(0, Bytes::len);
+    if body_bytes > body_bytes_max {
+        return None;
+    }
+    let compressed = recording.body.as_ref().and_then(compress);
     let front = HeadFields {
         is_compressed: compressed.is_some(),
-        key: key.map(|key| key.id.clone()),
+        key: key.map(|key| key.id().to_owned()),
         body_bytes: u32::try_from(body_bytes).ok()?,
     }
     .put();
@@ -212,7 +168,7 @@ pub(super) fn open(
     };
     let mut body = sealed.body.clone();
     if let Some(name) = &front.key {
-        let mut named = keys.iter().filter(|key| key.id == *name).peekable();
+        let mut named = keys.iter().filter(|key| key.id() == *name).peekable();
         if named.peek().is_none() {
             return Err(NotOpened::NoKey(name.clone()));
         }
@@ -398,6 +354,16 @@ mod tests {
             let cut = Recording { head: sealed.head.slice(..end), body: None };
             assert!(end < MAGIC.len() || open(&cut, of(1, 1), &keys).is_err(), "cut at {end}");
         }
+    }
+
+    /// It could be sealed, but not be opened again.
+    #[test]
+    fn a_body_above_the_limit_is_not_sealed() {
+        let bytes = recording().body.unwrap().len();
+        assert!(seal_up_to(bytes, &recording(), of(1, 1), None).is_some());
+        assert!(seal_up_to(bytes - 1, &recording(), of(1, 1), None).is_none());
+        let no_body = Recording { body: None, ..recording() };
+        assert!(seal_up_to(0, &no_body, of(1, 1), None).is_some());
     }
 
     #[test]

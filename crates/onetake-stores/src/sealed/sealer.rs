@@ -6,7 +6,8 @@ use onetake_core::{
     AttemptId, RecordId, Recording, Settlement, StoreError, StoreErrorKind, Transition,
 };
 
-use super::seal::{self, EncryptionKey, NotOpened, Of};
+use super::key::EncryptionKey;
+use super::seal::{self, NotOpened, Of};
 
 /// Seals recordings as a [`SealedStore`](super::SealedStore) with the same keys does. It is for
 /// code that writes recordings without that store: into a table by its own transaction, or into a
@@ -31,7 +32,7 @@ impl Sealer {
     /// Seals the recording of this attempt of this record.
     ///
     /// # Errors
-    /// `Invalid` if the recording is too large: four gigabytes.
+    /// `Invalid` if the body is larger than [`BODY_BYTES_MAX`](super::BODY_BYTES_MAX): 1 GiB.
     pub fn seal(
         &self,
         id: RecordId,
@@ -39,7 +40,10 @@ impl Sealer {
         recording: &Recording,
     ) -> Result<Recording, StoreError> {
         seal::seal(recording, Of { id, attempt }, self.keys.first()).ok_or_else(|| {
-            let what = format!("a recording of {} bytes cannot be sealed", recording.bytes());
+            let (bytes, max) = (recording.bytes(), seal::BODY_BYTES_MAX);
+            let what = format!(
+                "a recording of {bytes} bytes cannot be sealed: its body may have {max} bytes"
+            );
             StoreError::new(StoreErrorKind::Invalid, what)
         })
     }

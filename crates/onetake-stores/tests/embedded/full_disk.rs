@@ -1,5 +1,6 @@
 //! Tests of the embedded store on a full disk, which is a limit on the size of files.
 #![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::fs;
 use std::path::Path;
@@ -24,12 +25,23 @@ const FOLDER: &str = "ONETAKE_FULL_DISK";
 /// With a full disk, writes are refused, and nothing ends. They go on once there is space.
 #[test]
 fn a_full_disk_refuses_writes_until_there_is_space() {
+    run_in_a_process("full_disk::process_with_a_full_disk");
+}
+
+/// A start that has no space for a file of the log leaves none.
+#[test]
+fn starts_on_a_full_disk_leave_no_files() {
+    run_in_a_process("full_disk::process_that_starts_on_a_full_disk");
+}
+
+/// Runs a test in a process of its own, with a folder.
+fn run_in_a_process(test: &str) {
     let folder = tempfile::tempdir().unwrap();
     // A write beyond the limit sends a signal, which would end the process.
     let ran = Command::new("sh")
         .args(["-c", r#"trap "" XFSZ; exec "$0" "$@""#])
         .arg(std::env::current_exe().unwrap())
-        .args(["full_disk::process_with_a_full_disk", "--exact", "--nocapture"])
+        .args([test, "--exact", "--nocapture"])
         .env(FOLDER, folder.path())
         .output()
         .unwrap();
@@ -85,6 +97,39 @@ async fn process_with_a_full_disk() {
     }
     let another = load(&store, &claim("another", 1)).await;
     assert!(another.is_none_or(|record| record.state.name() == "unknown"), "it was refused");
+    store.close().await.unwrap();
+    fs::write(folder.join("passed"), "").unwrap();
+}
+
+/// The body of the other process. Without its variable it does nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn process_that_starts_on_a_full_disk() {
+    let Some(folder) = std::env::var_os(FOLDER) else { return };
+    let folder = Path::new(&folder);
+    let data = folder.join("data");
+    let open = || {
+        let clock = Arc::new(onetake_core::SystemClock);
+        EmbeddedStore::open_as(&data, OPTIONS, clock)
+    };
+    let store = open().unwrap();
+    let done = claim("done", 1);
+    write(&store, &done).await.unwrap();
+    store.close().await.unwrap();
+    let log = data.join("log");
+    let _absent = fs::remove_file(log.join("spare"));
+    let files = || fs::read_dir(&log).unwrap().count();
+    let before = files();
+    let limit = getrlimit(Resource::Fsize);
+    let mut full = limit;
+    full.current = Some(SEGMENT_BYTES / 2);
+    setrlimit(Resource::Fsize, full).unwrap();
+    for _ in 0..3 {
+        open().unwrap_err();
+        assert_eq!(files(), before);
+    }
+    setrlimit(Resource::Fsize, limit).unwrap();
+    let store = open().unwrap();
+    assert_eq!(load(&store, &done).await.unwrap().state.name(), "completed");
     store.close().await.unwrap();
     fs::write(folder.join("passed"), "").unwrap();
 }

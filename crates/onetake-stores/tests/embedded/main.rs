@@ -10,5 +10,6 @@ mod failed_commit;
 mod folder;
 mod full_disk;
 mod reopened;
+mod segments;
 mod space;
 mod store_folder;

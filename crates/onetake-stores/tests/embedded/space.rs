@@ -118,7 +118,7 @@ fn tables_bytes(path: &Path) -> u64 {
 }
 
 /// The least memory, so that the log has short segments.
-const SHORT_SEGMENTS: EmbeddedOptions =
+pub(crate) const SHORT_SEGMENTS: EmbeddedOptions =
     EmbeddedOptions { memory_bytes: EmbeddedOptions::MEMORY_BYTES_MIN };
 
 /// Tables that cannot be written stop writes when the log has grown to its limit. Nothing is lost,

@@ -177,22 +177,30 @@ impl LogFiles {
             fs::rename(&path, &spare)?;
         }
         let allocated = self.segment_bytes.max(first_bytes);
-        let file = match fs::rename(spare, &path) {
-            Ok(()) => {
-                let file = File::options().write(true).open(&path)?;
-                allocate(&file, 0, allocated)?;
-                file
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = File::create_new(&path)?;
-                allocate(&file, 0, allocated)?;
-                file.sync_all()?;
-                file
-            }
+        let is_spare = match fs::rename(&spare, &path) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
             Err(error) => return Err(error),
         };
+        let opened = self.open_and_allocate(&path, is_spare, allocated);
+        if opened.is_err() {
+            // Otherwise each start on a full disk would leave one more file.
+            let _stays = if is_spare { fs::rename(path, spare) } else { fs::remove_file(path) };
+        }
+        Ok(EmptySegment { file: opened?, allocated })
+    }
+
+    fn open_and_allocate(&self, path: &Path, is_spare: bool, bytes: u64) -> io::Result<File> {
+        let file = match is_spare {
+            true => File::options().write(true).open(path)?,
+            false => File::create_new(path)?,
+        };
+        allocate(&file, 0, bytes)?;
+        if !is_spare {
+            file.sync_all()?;
+        }
         folders::sync(&self.folder)?;
-        Ok(EmptySegment { file, allocated })
+        Ok(file)
     }
 
     pub(super) fn has_spare(&self) -> bool {

@@ -50,6 +50,9 @@ impl World {
     }
 }
 
+/// The metric of evicted connections.
+const EVICTED: &str = "onetake_connections_evicted_total";
+
 async fn charge(client: &Client, key: &str) -> ClientResponse {
     client.post("/any/charge").key(key).send().await.unwrap()
 }
@@ -118,22 +121,27 @@ async fn a_request_waits_for_the_configured_time() {
     assert_eq!(held.await.unwrap().unwrap().status(), 201);
 }
 
+/// A connection waits while the others have requests. It gets the place of one that became idle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_over_the_limit_wait_for_a_place() {
     let world = World::start("max_connections = 1").await;
     let mut first = RawClient::connect(world.gateway.address).await;
-    first.post("/any/charge", "the-first-connection-00").await;
-    assert_eq!(first.response().await.unwrap().status(), 201);
+    first.post("/any/gate", "the-first-connection-00").await;
+    world.upstream.ran("the-first-connection-00", 1).await;
     let mut second = RawClient::connect(world.gateway.address).await;
     second.post("/any/charge", "the-second-connection-0").await;
-    for number in 1..50 {
-        first.post("/any/charge", &format!("the-first-connection-{number:02}")).await;
-        assert_eq!(first.response().await.unwrap().status(), 201);
-        assert_eq!(world.gateway.metric("onetake_connections").await, 1.0);
-    }
+    until("one waits", async || world.overloaded("connections").await == 1.0).await;
+    // Idle connections are evicted after a second.
+    SystemClock.sleep(Duration::from_secs(2)).await;
     assert_eq!(world.upstream.runs("the-second-connection-0"), 0);
-    drop(first);
+    assert_eq!(world.gateway.metric("onetake_connections").await, 1.0);
+    assert_eq!(world.gateway.metric(EVICTED).await, 0.0);
+    world.upstream.open("the-first-connection-00");
+    assert_eq!(first.response().await.unwrap().status(), 201);
     assert_eq!(second.response().await.unwrap().status(), 201);
+    assert_eq!(first.rest().await, b"", "it is evicted");
+    assert_eq!(world.gateway.metric(EVICTED).await, 1.0);
+    assert_eq!(world.overloaded("connections").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,7 @@
 //! Tests of idle connections: they are parked, and their clients see no difference.
 
 mod endings;
+mod eviction;
 mod silence;
 
 use std::pin::Pin;

@@ -29,7 +29,7 @@ use super::client_ip::client_of;
 use super::cors::CorsRequest;
 use super::early_hints::Moment;
 use super::forwarding::{Hop, X_REAL_IP, host_of, remove_claims};
-use super::in_flight::{Connection, Held, REQUESTS};
+use super::in_flight::{Connection, Held};
 use super::method_override;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
@@ -101,9 +101,9 @@ impl Answer for Edge {
             }
             let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
             // A refusal by the limit is written like any other, so that pages can read it.
-            let admitted = match place.enter(REQUESTS).await {
+            let admitted = match place.admit(&mut parts).await {
                 Ok(permit) => admit(plans, peer, &place, &mut parts).map(|routed| (permit, routed)),
-                Err(full) => Err(full.problem()),
+                Err(problem) => Err(problem),
             };
             let mut response = match admitted {
                 Err(problem) => {

@@ -34,7 +34,7 @@ use onetake_http::{BoxError, RequestBody};
 
 use super::body::UpstreamBody;
 use super::census::{Census, Refusal};
-use super::{AGE_MAX, Evidence, NoResponse};
+use super::{AGE_MAX, Evidence, HEAD_BYTES_MAX, HEADERS_MAX, NoResponse};
 use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
 use stream::RequestStream;
 pub(super) use stream::ResponseHalf;
@@ -54,6 +54,8 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX as u32;
 /// Connections without requests are closed after this time.
 const IDLE_MAX: Duration = Duration::from_secs(60);
+/// The largest head of a response. HTTP/2 counts 32 bytes more for each header than HTTP/1.1.
+const HEADER_LIST_BYTES_MAX: u32 = (HEAD_BYTES_MAX + 32 * HEADERS_MAX) as u32;
 /// Timeout of the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection on which nothing arrived while a request waited for this long gets no more.
@@ -372,6 +374,7 @@ where
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(HEADER_LIST_BYTES_MAX)
             .initial_max_send_streams(STREAMS_BEFORE_SETTINGS_MAX)
             .keep_alive_interval(self.ping_interval)
             .keep_alive_timeout(PING_TIMEOUT)

@@ -11,10 +11,8 @@ use http::{Response, StatusCode, Version};
 use httparse::{Header, ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 
-/// The largest head of a response, in bytes.
-const HEAD_BYTES_MAX: usize = 400 << 10;
-/// The most headers of a response. A response with more has an unknown outcome.
-const HEADERS_MAX: usize = 512;
+use crate::gateway::upstream::{HEAD_BYTES_MAX, HEADERS_MAX};
+
 /// A response with more headers than this is parsed a second time, with a larger table.
 const HEADERS_USUAL: usize = 64;
 /// The headers that the gateway usually adds to a response. There is room for them from the start,

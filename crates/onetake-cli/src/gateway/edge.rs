@@ -39,7 +39,7 @@ use super::trailer_names::check_trailer_names;
 use crate::traces::Parent;
 
 /// Prefix of the forwarding headers.
-const X_FORWARDED: &str = "x-forwarded-";
+pub(super) const X_FORWARDED: &str = "x-forwarded-";
 
 /// The header of replays.
 const IDEMPOTENT_REPLAYED: &str = "idempotent-replayed";
@@ -441,11 +441,17 @@ mod tests {
             ("forwarded", "for=1.2.3.4"),
             ("x-forwarded-host", "other"),
             ("x-real-ip", "1.2.3.4"),
+            ("x-forwarded-prefix", "/admin"),
+            ("X-Forwarded-Client-Cert", "Subject=\"CN=victim\""),
+            ("x-forwarded-user", "victim"),
+            ("x-forwarded-user", "other"),
         ];
+        let others = ["x-forwarded-prefix", "x-forwarded-client-cert", "x-forwarded-user"];
         for stranger in ["203.0.113.9", "127.0.0.1", "::1"] {
             let headers = seen(stranger, &claims);
             assert!(!headers.contains_key("x-account"), "{stranger} named a tenant");
             assert!(!headers.contains_key("x-real-ip"));
+            assert!(others.iter().all(|name| !headers.contains_key(*name)), "{headers:?}");
             assert_eq!(headers["x-forwarded-for"], stranger);
             assert_eq!(headers["x-forwarded-host"], "h");
             assert!(!headers["forwarded"].to_str().unwrap().contains("1.2.3.4"));
@@ -455,6 +461,7 @@ mod tests {
             assert_eq!(headers["x-account"], "victim");
             assert_eq!(headers["x-forwarded-for"], "1.2.3.4, 10.1.2.3");
             assert_eq!(headers["x-forwarded-host"], "other");
+            assert!(others.iter().all(|name| headers.contains_key(*name)), "{headers:?}");
             assert_eq!(headers["forwarded"], "for=1.2.3.4, for=10.1.2.3;host=\"h\";proto=http");
         }
     }

@@ -34,6 +34,7 @@ use onetake_http::{BoxError, RequestBody};
 
 use super::body::UpstreamBody;
 use super::census::{Census, Refusal};
+use super::http1::one_length;
 use super::{AGE_MAX, Evidence, HEAD_BYTES_MAX, HEADERS_MAX, NoResponse};
 use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
 use stream::RequestStream;
@@ -478,12 +479,13 @@ fn was_not_handled(error: &hyper::Error) -> bool {
     error.is_remote() && (error.is_go_away() || is_refused)
 }
 
-/// Moves the host of a request into its target, and removes `Connection: te`.
+/// Moves the host of a request into its target, and removes `Connection: te` and repeated lengths.
 ///
 /// HTTP/2 has no `Connection`, and hyper drops the headers that it names. gRPC servers in C++,
 /// Python and other languages refuse calls without `TE: trailers`.
 fn addressed<B>(upstream: &Uri, mut request: Request<B>) -> Request<B> {
     request.headers_mut().remove(CONNECTION);
+    one_length(request.headers_mut());
     let host = request.headers_mut().remove(HOST);
     let host = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     let mut target = std::mem::take(request.uri_mut()).into_parts();

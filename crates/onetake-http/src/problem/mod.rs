@@ -183,6 +183,8 @@ impl Code {
 pub struct Problem {
     code: Code,
     detail: Box<str>,
+    /// The detail as the log has it, if that is another one.
+    logged: Option<Box<str>>,
     retry_after: Option<u64>,
     retryable: bool,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
@@ -196,7 +198,22 @@ impl Problem {
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
         let retryable = code.is_retryable();
-        Self { code, detail, retry_after: None, retryable, recorded: None, headers, advice: None }
+        Self {
+            code,
+            detail,
+            logged: None,
+            retry_after: None,
+            retryable,
+            recorded: None,
+            headers,
+            advice: None,
+        }
+    }
+
+    /// Sets the detail for the log. `detail` itself may then name parts of the client's own body.
+    pub(crate) fn logged_as(mut self, detail: String) -> Self {
+        self.logged = Some(detail.into_boxed_str());
+        self
     }
 
     /// Adds advice for the operator, which goes to the log.

@@ -24,7 +24,7 @@ use onetake_http::{BoxError, Code, ProblemFormat};
 
 use super::activity::{Activity, Running};
 use super::client_body::ClientBody;
-use super::client_http::{ClientHttp, Protocols};
+use super::client_http::{CONNECTION_WINDOW_BYTES, ClientHttp, Protocols};
 use super::client_stream::ClientStream;
 use super::client_upgrade::PendingUpgrade;
 use super::early_hints;
@@ -68,6 +68,9 @@ pub(super) trait Answer: Send + Sync + 'static {
     /// Maximum number of concurrent requests on one HTTP/2 connection, in place of the configured
     /// one.
     const STREAMS_MAX: Option<usize> = None;
+
+    /// Bytes that one HTTP/2 connection may send before its requests are read.
+    const CONNECTION_WINDOW_BYTES: u32 = CONNECTION_WINDOW_BYTES;
 
     /// The body of a response.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;

@@ -83,11 +83,12 @@ impl Server {
         let (stop, phase) = (CancellationToken::new(), Arc::<Phase>::default());
         let connections = TaskTracker::new();
         let streams_max = E::STREAMS_MAX.unwrap_or(limits.configured.max_streams);
+        let window = E::CONNECTION_WINDOW_BYTES;
         let accepting = Accepting {
             tls,
             cores,
             edges,
-            protocols: Arc::new(Protocols::new(&limits.configured, streams_max)),
+            protocols: Arc::new(Protocols::new(&limits.configured, streams_max, window)),
             stop: stop.clone(),
             phase: Arc::clone(&phase),
             connections: connections.clone(),

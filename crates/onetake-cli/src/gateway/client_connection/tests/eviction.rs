@@ -3,7 +3,7 @@
 use super::*;
 
 /// The preface of HTTP/2, and an empty SETTINGS frame.
-const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+pub(super) const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 impl World {
     /// Expects that an eviction changes nothing.

@@ -97,29 +97,24 @@ impl Answer for Edge {
                 && let Some(wanted) = request.preflight()
                 && plans.is_responsible(wanted, parts.uri.path())
             {
-                return cors.permit(request).map(whole);
+                return match admit(plans, peer, &place, &mut parts) {
+                    Err(problem) if is_ambiguous(&problem) => refuse(plans, problem, &parts),
+                    _ => cors.permit(request).map(whole),
+                };
             }
             let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
             // A refusal by the limit is written like any other, so that pages can read it.
             let admitted = match place.admit(&mut parts).await {
                 Ok(permit) => admit(plans, peer, &place, &mut parts).map(|routed| (permit, routed)),
-                Err(problem) => Err(problem),
+                // An ambiguous request is the last one of its connection, also while there is no
+                // permit for it.
+                Err(full) => match admit(plans, peer, &place, &mut parts) {
+                    Err(problem) if is_ambiguous(&problem) => Err(problem),
+                    _ => Err(full),
+                },
             };
             let mut response = match admitted {
-                Err(problem) => {
-                    let is_ambiguous = problem.code() == Code::RequestRefused;
-                    let mut response = plans.answers.tell(problem, None).map(whole);
-                    // Another server could read the bytes behind such a request as a part of it.
-                    if is_ambiguous && parts.version < Version::HTTP_2 {
-                        response
-                            .headers_mut()
-                            .insert(CONNECTION, HeaderValue::from_static("close"));
-                    }
-                    match grpc::is_grpc(&parts.headers) {
-                        true => grpc::error_of(response, || whole(Bytes::new())),
-                        false => response,
-                    }
-                }
+                Err(problem) => refuse(plans, problem, &parts),
                 Ok((permit, routed)) => {
                     let plan = Arc::clone(&routed.plan);
                     parts.extensions.insert(place.bodies());
@@ -151,6 +146,25 @@ impl Answer for Edge {
             }
             response
         })
+    }
+}
+
+/// True for the problem of a request that two servers could read differently.
+fn is_ambiguous(problem: &Problem) -> bool {
+    problem.code() == Code::RequestRefused
+}
+
+/// The answer to a request that is not admitted. An ambiguous one is the last one of its connection:
+/// another server could read the bytes behind it as a part of it.
+fn refuse(plans: &Plans, problem: Problem, parts: &Parts) -> Response<AnyBody> {
+    let is_last = is_ambiguous(&problem) && parts.version < Version::HTTP_2;
+    let mut response = plans.answers.tell(problem, None).map(whole);
+    if is_last {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    match grpc::is_grpc(&parts.headers) {
+        true => grpc::error_of(response, || whole(Bytes::new())),
+        false => response,
     }
 }
 

@@ -1,4 +1,5 @@
 //! Limits of the heads of requests and responses.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::fmt::Write as _;
 use std::future::ready;

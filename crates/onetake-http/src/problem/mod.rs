@@ -184,13 +184,17 @@ pub struct Problem {
     code: Code,
     detail: Box<str>,
     /// The detail as the log has it, if that is another one.
-    logged: Option<Box<str>>,
+    logged: Option<Box<LoggedDetail>>,
     retry_after: Option<u64>,
     retryable: bool,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
     headers: Vec<(HeaderName, HeaderValue)>,
     advice: Option<Advice>,
 }
+
+/// The detail of a problem for the log. It is boxed, because most problems have none.
+#[derive(Clone, Debug)]
+struct LoggedDetail(String);
 
 impl Problem {
     /// Creates a problem. `detail` is text for people, and must hold no key, credential or body.
@@ -212,8 +216,13 @@ impl Problem {
 
     /// Sets the detail for the log. `detail` itself may then name parts of the client's own body.
     pub(crate) fn logged_as(mut self, detail: String) -> Self {
-        self.logged = Some(detail.into_boxed_str());
+        self.logged = Some(Box::new(LoggedDetail(detail)));
         self
+    }
+
+    /// The detail for the log.
+    fn logged_detail(&self) -> &str {
+        self.logged.as_ref().map_or(&self.detail, |logged| &logged.0)
     }
 
     /// Adds advice for the operator, which goes to the log.

@@ -1,8 +1,8 @@
 //! Deadlines of clients, read from request headers.
 //!
 //! `X-Request-Deadline` is a point in time (RFC 3339, or milliseconds since the epoch).
-//! `X-Request-Timeout-Ms` and `grpc-timeout` are the time left. If there are several, the earliest
-//! counts.
+//! `X-Request-Timeout-Ms` and `grpc-timeout` are the time left when the request arrived. If there are
+//! several, the earliest counts.
 
 use std::time::Duration;
 
@@ -21,6 +21,26 @@ const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// The longest time left. A longer one is probably a mistake in the unit, and is cut to this.
 const TIME_LEFT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
+/// The time when a request arrived, by the monotonic clock: an extension of the request.
+///
+/// A service around the layer sets it if a request waits before it reaches the layer. Without it,
+/// the time left of `X-Request-Timeout-Ms` and `grpc-timeout` counts from the layer on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived(pub Duration);
+
+impl Arrived {
+    /// Waits until the request's own deadline, and returns the problem of a request that has not
+    /// run by then. Waits without end if the request has no deadline, or one that is invalid.
+    pub async fn deadline_over(self, headers: &HeaderMap, clock: &dyn Clock) -> Problem {
+        match Deadline::of(headers, Some(self), clock) {
+            Ok(Some(deadline)) => clock.sleep(deadline.left(clock)).await,
+            Err(problem) if problem.code() == Code::DeadlineExceeded => {}
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+        exceeded()
+    }
+}
+
 /// The deadline of a request, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(Duration);
@@ -30,14 +50,24 @@ impl Deadline {
     ///
     /// # Errors
     /// A problem for the client, if the deadline is over or a header cannot be read.
-    pub(crate) fn of(headers: &HeaderMap, clock: &dyn Clock) -> Result<Option<Self>, Problem> {
+    pub(crate) fn of(
+        headers: &HeaderMap,
+        arrived: Option<Arrived>,
+        clock: &dyn Clock,
+    ) -> Result<Option<Self>, Problem> {
         let mut left: Option<Duration> = None;
         for (name, read) in READERS {
             let mut values = headers.get_all(&name).iter();
             let Some(value) = values.next() else { continue };
             let this = if values.next().is_some() { None } else { value.to_str().ok() };
-            let this =
-                this.and_then(|text| read(text.trim(), clock)).ok_or_else(|| invalid(&name))?;
+            let this = this.and_then(|text| match read {
+                Read::Until(read) => read(text.trim(), clock),
+                Read::Left(read) => {
+                    let waited = arrived.map(|Arrived(at)| clock.monotonic().saturating_sub(at));
+                    Some(read(text.trim())?.saturating_sub(waited.unwrap_or_default()))
+                }
+            });
+            let this = this.ok_or_else(|| invalid(&name))?;
             left = Some(left.map_or(this, |left| left.min(this)));
         }
         let Some(left) = left else { return Ok(None) };
@@ -87,13 +117,18 @@ pub(crate) fn remove(headers: &mut HeaderMap) {
     }
 }
 
-/// Reads the time left: zero if the deadline is over, `None` if the text is invalid.
-type ReadLeft = fn(&str, &dyn Clock) -> Option<Duration>;
+/// A reader of the time left: zero if the deadline is over, `None` if the text is invalid.
+enum Read {
+    /// Of a point in time.
+    Until(fn(&str, &dyn Clock) -> Option<Duration>),
+    /// Of a time that begins with the arrival of the request.
+    Left(fn(&str) -> Option<Duration>),
+}
 
-const READERS: [(HeaderName, ReadLeft); 3] = [
-    (X_REQUEST_DEADLINE, until),
-    (X_REQUEST_TIMEOUT_MS, |text, _| number(text).map(Duration::from_millis)),
-    (GRPC_TIMEOUT, |text, _| grpc(text)),
+const READERS: [(HeaderName, Read); 3] = [
+    (X_REQUEST_DEADLINE, Read::Until(until)),
+    (X_REQUEST_TIMEOUT_MS, Read::Left(|text| number(text).map(Duration::from_millis))),
+    (GRPC_TIMEOUT, Read::Left(grpc)),
 ];
 
 fn until(text: &str, clock: &dyn Clock) -> Option<Duration> {
@@ -157,7 +192,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         let name: HeaderName = name.parse().unwrap();
         headers.append(name, value.parse().unwrap());
-        let deadline = Deadline::of(&headers, &clock).map_err(|problem| problem.code())?;
+        let deadline = Deadline::of(&headers, None, &clock).map_err(|problem| problem.code())?;
         Ok(deadline.map(|deadline| deadline.left(&clock)))
     }
 
@@ -215,13 +250,33 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("x-request-timeout-ms", HeaderValue::from_static("5000"));
         headers.insert("grpc-timeout", HeaderValue::from_static("3S"));
-        let deadline = Deadline::of(&headers, &clock).unwrap().unwrap();
+        let deadline = Deadline::of(&headers, None, &clock).unwrap().unwrap();
         clock.advance(Duration::from_millis(1200));
         assert_eq!(deadline.pass_on(&mut headers, &clock), Duration::from_millis(1800));
         assert_eq!(headers["x-request-timeout-ms"], "1800");
         assert_eq!(headers["grpc-timeout"], "1800m");
         headers.append("grpc-timeout", HeaderValue::from_static("4S"));
-        assert_eq!(Deadline::of(&headers, &clock).unwrap_err().code(), Code::DeadlineInvalid);
+        assert_eq!(Deadline::of(&headers, None, &clock).unwrap_err().code(), Code::DeadlineInvalid);
+    }
+
+    #[test]
+    fn the_time_left_counts_from_the_arrival() {
+        let clock = ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000));
+        let arrived = Some(Arrived(clock.monotonic()));
+        let until = (clock.now().as_micros() / 1000 + 9000).to_string();
+        clock.advance(Duration::from_secs(2));
+        for (name, value, left) in [
+            ("x-request-timeout-ms", "5000", Some(3)),
+            ("x-request-timeout-ms", "2000", None),
+            ("grpc-timeout", "9S", Some(7)),
+            ("x-request-deadline", &until, Some(7)),
+        ] {
+            let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
+            let read = Deadline::of(&headers, arrived, &clock).map_err(|problem| problem.code());
+            let read = read.map(|deadline| deadline.unwrap().left(&clock));
+            let left = left.map(Duration::from_secs).ok_or(Code::DeadlineExceeded);
+            assert_eq!(read, left, "{name}: {value}");
+        }
     }
 
     #[test]
@@ -245,7 +300,7 @@ mod tests {
         ] {
             let mut headers = HeaderMap::new();
             headers.insert(name, HeaderValue::from_static("soon"));
-            let problem = Deadline::of(&headers, &ManualClock::default()).unwrap_err();
+            let problem = Deadline::of(&headers, None, &ManualClock::default()).unwrap_err();
             let body = problem.into_response(None).into_body();
             let text = String::from_utf8(body.to_vec()).unwrap();
             assert!(text.contains(name) && text.contains(form), "{text}");

@@ -9,7 +9,7 @@ use http::{HeaderMap, Uri};
 use onetake_core::clock::Timestamp;
 use onetake_core::{Clock, DerivingSecret, Key, Memo, RecordId, Reference, Scope};
 
-use crate::deadline::{self, Deadline};
+use crate::deadline::{self, Arrived, Deadline};
 use crate::grpc::CallForm;
 use crate::issued::{self, Use};
 use crate::key::{as_written, key_of_head};
@@ -82,7 +82,8 @@ impl Head {
             return Ok(None);
         }
         let clock = &**shared.engine.clock();
-        let deadline = match Deadline::of(&parts.headers, clock) {
+        let arrived = parts.extensions.get::<Arrived>().copied();
+        let deadline = match Deadline::of(&parts.headers, arrived, clock) {
             Ok(deadline) => deadline,
             Err(problem) => {
                 // The request is refused in any case, so no other service is asked for the tenant.

@@ -105,7 +105,7 @@ impl Head {
             // can have the memory at once, before the store is asked.
             let goes_on = read == Err(UploadError::NoMemory)
                 && place.move_to_replays().is_ok()
-                && Box::pin(self.is_recorded(shared)).await;
+                && Box::pin(self.is_recorded(shared)).await?;
             if !goes_on {
                 break read;
             }
@@ -134,7 +134,7 @@ impl Head {
             return Ok(place);
         }
         // Boxed, so that the futures of other requests do not hold it.
-        if Box::pin(self.is_recorded(shared)).await
+        if Box::pin(self.is_recorded(shared)).await?
             && let Ok(place) = begin(Purpose::Replay)
         {
             return Ok(place);
@@ -144,10 +144,20 @@ impl Head {
     }
 
     /// True if the operation has an outcome. It is known only if the key is in a header.
-    async fn is_recorded(&self, shared: &LayerState) -> bool {
-        let Some(name) = &self.name else { return false };
-        let found = shared.engine.look(name.id).await;
-        found.is_ok_and(|record| record.is_some_and(|record| is_final(&record)))
+    ///
+    /// # Errors
+    /// If the deadline of the request is over before the store answers.
+    async fn is_recorded(&self, shared: &LayerState) -> Result<bool, Refusal> {
+        let Some(name) = &self.name else { return Ok(false) };
+        let clock = &**shared.engine.clock();
+        let found = tokio::select! {
+            biased;
+            found = shared.engine.look(name.id) => found,
+            () = clock.sleep(self.within(Duration::MAX, clock)) => {
+                return Err(self.refused(deadline::exceeded()));
+            }
+        };
+        Ok(found.is_ok_and(|record| record.is_some_and(|record| is_final(&record))))
     }
 
     /// The problem of a request whose body was not read.

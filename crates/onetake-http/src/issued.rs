@@ -165,8 +165,9 @@ pub(crate) fn parse_key_request(body: &Bytes) -> Result<KeyRequest, Problem> {
         );
         Problem::new(Code::RequestBodyInvalid, detail)
     };
-    let document = json::parse(body.clone(), Limits::default())
-        .map_err(|error| bad(&format!("The body is not JSON: {error}")))?;
+    let document = json::parse(body.clone(), Limits::default()).map_err(|error| {
+        bad(&format!("The body is not JSON: {error}")).logged_as(error.for_log())
+    })?;
     let object = document.root();
     if !object.is_object() {
         return Err(bad("The body is not a JSON object"));

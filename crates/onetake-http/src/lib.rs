@@ -57,6 +57,7 @@ pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
 pub use context::{AttemptReport, OperationContext, OperationMemory};
+pub use deadline::Arrived;
 pub use duplicates::{DuplicateAction, DuplicatePayload, ONETAKE_ALLOW_DUPLICATE};
 pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};

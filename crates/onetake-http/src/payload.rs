@@ -101,10 +101,11 @@ impl Payload {
         let read = self.json.get_or_init(|| {
             let text = decoded(&self.data, &self.encoding, self.max)?;
             json::parse(text, Limits::default()).map_err(|error| {
-                Problem::new(
-                    Code::RequestBodyInvalid,
-                    format!("This route requires a JSON body: {error}. Nothing was run."),
-                )
+                let detail = |error: String| {
+                    format!("This route requires a JSON body: {error}. Nothing was run.")
+                };
+                Problem::new(Code::RequestBodyInvalid, detail(error.to_string()))
+                    .logged_as(detail(error.for_log()))
             })
         });
         read.as_ref().map(Document::root).map_err(Clone::clone)

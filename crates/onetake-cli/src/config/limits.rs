@@ -10,7 +10,8 @@ use super::units::show_size;
 table! {
     /// `[limits]`
     pub struct Limits [Clone, Debug, PartialEq, Eq] ("[limits]", "[limits]") {
-        /// The most client connections. More wait in the queue of the operating system.
+        /// The most client connections. A further one gets the place of an idle one, or waits in the
+        /// queue of the operating system.
         max_connections: usize = integer(1, 1_000_000).or("16384"),
         /// The most concurrent streams of one HTTP/2 connection.
         max_streams: usize = integer(1, 65_535).or("256"),

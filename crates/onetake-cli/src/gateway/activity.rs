@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
 
 use onetake_core::Clock;
@@ -59,6 +60,12 @@ pub(super) struct Activity {
     is_parked: AtomicBool,
     /// True if something behind the last request has been read that is not a whole request.
     has_rest: AtomicBool,
+    /// True during the TLS handshake.
+    is_handshaking: AtomicBool,
+    /// True if the connection is to end once it is idle, because its place is needed.
+    is_evicted: AtomicBool,
+    /// Wakes the connection's task for that.
+    evicting: AtomicWaker,
 }
 
 macro_rules! flags {
@@ -88,24 +95,51 @@ impl Activity {
         is_unflushed, set_unflushed;
         is_parked, set_parked;
         has_rest, set_rest;
+        is_handshaking, set_handshaking;
+        is_evicted, set_evicted;
     }
 
     /// True if nothing is in progress on a connection of HTTP/1.1, so that it can be parked. hyper
     /// may have yet to notice it.
     pub(super) fn can_park(&self) -> bool {
+        !self.is_http2() && !self.is_parked() && self.is_free()
+    }
+
+    /// True if no request or response is in progress, not even a part of one, and the connection is
+    /// open for more.
+    fn is_free(&self) -> bool {
         let is_busy = self.is_running()
             || self.is_sending()
             || self.has_unread()
             || self.has_head()
             || self.is_unflushed();
-        let is_other = self.is_http2()
-            || self.is_parked()
-            || self.is_upgraded()
+        let is_other = self.is_upgraded()
             || self.is_refused()
             || self.is_leaving()
             || self.is_ending()
             || self.has_rest();
         !is_busy && !is_other
+    }
+
+    /// Since when nothing has been in progress on a connection that was opened at this time, if so.
+    /// A TLS handshake is in progress from its first byte on.
+    pub(super) fn idle_since(&self, opened: Duration) -> Option<Duration> {
+        let is_idle = match self.is_handshaking() {
+            true => self.received() == 0,
+            false => self.is_free(),
+        };
+        is_idle.then(|| self.answered_at().unwrap_or(opened))
+    }
+
+    /// Asks the connection to end if it is still idle.
+    pub(super) fn evict(&self) {
+        self.set_evicted(true);
+        self.evicting.wake();
+    }
+
+    /// The connection's task is woken by [`evict`](Self::evict) from now on.
+    pub(super) fn register_for_eviction(&self, cx: &Context<'_>) {
+        self.evicting.register(cx.waker());
     }
 
     /// Notes the number of a request with two lengths.

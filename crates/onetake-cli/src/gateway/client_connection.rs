@@ -24,11 +24,12 @@ use onetake_http::{BoxError, Code, ProblemFormat};
 
 use super::activity::{Activity, Running};
 use super::client_body::ClientBody;
-use super::client_http::{ClientHttp, Protocols};
+use super::client_http::{CONNECTION_WINDOW_BYTES, ClientHttp, Protocols};
 use super::client_stream::ClientStream;
 use super::client_upgrade::PendingUpgrade;
 use super::early_hints;
 use super::edge::{ConnectionPermit, TwoLengths};
+use super::eviction::{self, Eviction};
 use super::peer_stream::PeerStream;
 use super::phase::Phase;
 use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
@@ -51,6 +52,7 @@ pub(super) fn count_problem(code: Code) {
 /// Registers the metrics of connections.
 pub(super) fn describe_metrics() {
     early_hints::describe_metrics();
+    eviction::describe_metrics();
     metrics::describe_counter!(PROBLEMS, "Problems that clients got as answers, by code.");
     for code in Code::ALL {
         metrics::counter!(PROBLEMS, "code" => code.as_str()).increment(0);
@@ -66,6 +68,9 @@ pub(super) trait Answer: Send + Sync + 'static {
     /// Maximum number of concurrent requests on one HTTP/2 connection, in place of the configured
     /// one.
     const STREAMS_MAX: Option<usize> = None;
+
+    /// Bytes that one HTTP/2 connection may send before its requests are read.
+    const CONNECTION_WINDOW_BYTES: u32 = CONNECTION_WINDOW_BYTES;
 
     /// The body of a response.
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
@@ -99,9 +104,9 @@ impl<E: Answer> ClientConnection<E> {
         stream: TcpStream,
         tls: Option<Acceptor>,
         protocols: &Protocols,
+        activity: Arc<Activity>,
     ) {
         let _best_effort = stream.set_nodelay(true);
-        let activity = Arc::<Activity>::default();
         let stream = PeerStream::new(stream, Arc::clone(&activity));
         let Some(tls) = tls else {
             return self.serve(stream, protocols, activity).await;
@@ -110,11 +115,16 @@ impl<E: Answer> ClientConnection<E> {
             self.stop.cancelled().await;
             self.clock.sleep(HANDSHAKE_AT_STOP).await;
         };
+        activity.set_handshaking(true);
+        let mut eviction = Eviction::new(&activity);
         let opened = tokio::select! {
+            biased;
             // Boxed, so that connections without TLS do not hold its future.
             opened = Box::pin(tls.accept(stream)) => opened,
             () = stopped => return,
+            () = poll_fn(|cx| eviction.poll(cx)) => return eviction::count_eviction(),
         };
+        activity.set_handshaking(false);
         match opened {
             Ok(stream) => self.serve(stream, protocols, activity).await,
             // Scanners, probes, and clients that do not trust our certificate: not errors of the
@@ -162,6 +172,7 @@ impl<E: Answer> ClientConnection<E> {
         // The number of requests when the connection could be parked.
         let mut can_park_after = None;
         let mut watch = Watch::new(&activity, &*self.clock, self.timeouts);
+        let mut eviction = Eviction::new(&activity);
         let ended = poll_fn(|cx| {
             loop {
                 if let Poll::Ready(ended) = http.poll(cx) {
@@ -177,6 +188,12 @@ impl<E: Answer> ClientConnection<E> {
                     if stopped.as_mut().poll(cx).is_ready() {
                         watch.stop();
                     }
+                }
+                if watch.is_open() && eviction.poll(cx).is_ready() {
+                    eviction::count_eviction();
+                    watch.close();
+                    http.graceful_shutdown();
+                    continue;
                 }
                 match watch.poll(cx) {
                     Poll::Pending => return Poll::Pending,
@@ -292,8 +309,7 @@ impl<'a> Watch<'a> {
     /// Waits until the connection needs an action.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Act> {
         let has_changed = self.note_changes();
-        let is_leaving = self.activity.is_leaving() && self.known.closing_since.is_none();
-        if is_leaving {
+        if self.activity.is_leaving() && self.is_open() {
             return Poll::Ready(self.close());
         }
         if !has_changed && self.timer.as_mut().poll(cx).is_pending() {
@@ -316,6 +332,11 @@ impl<'a> Watch<'a> {
                 return Poll::Pending;
             }
         }
+    }
+
+    /// True if this side has not asked for the end of the connection.
+    fn is_open(&self) -> bool {
+        self.known.closing_since.is_none()
     }
 
     fn close(&mut self) -> Act {

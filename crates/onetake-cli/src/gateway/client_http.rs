@@ -23,10 +23,11 @@ use super::client_stream::ClientStream;
 use super::client_upgrade::PendingUpgrade;
 use crate::config::Limits;
 
-/// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// Bytes of a request's body that wait for a slow upstream, for each HTTP/2 stream. No budget counts
+/// them, so they are few.
+const STREAM_WINDOW_BYTES: u32 = 128 << 10;
 /// The same for a whole HTTP/2 connection. One slow stream does not stop the others.
-const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
+pub(super) const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// The default of hyper's `max_headers`.
 const HYPER_HEADERS_MAX: usize = 100;
 /// Interval of pings on HTTP/2 connections, and how long the answer may take.
@@ -42,7 +43,7 @@ pub(super) struct Protocols {
 impl Protocols {
     /// The timeouts of HTTP/1.1 are not hyper's: its timeout for a head includes the idle time
     /// before the head.
-    pub(super) fn new(limits: &Limits, streams_max: usize) -> Self {
+    pub(super) fn new(limits: &Limits, streams_max: usize, connection_window: u32) -> Self {
         let narrow = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let mut http1 = http1::Builder::new();
         // hyper parses faster with its default, which is the same number.
@@ -57,7 +58,7 @@ impl Protocols {
             .keep_alive_timeout(PING)
             .max_concurrent_streams(narrow(streams_max))
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .initial_connection_window_size(connection_window)
             // The edge refuses heads above the limit with a problem. Above this one, the protocol
             // refuses them without a body.
             .max_header_list_size(narrow(limits.max_header_bytes.saturating_mul(2)));

@@ -29,7 +29,7 @@ use super::client_ip::client_of;
 use super::cors::CorsRequest;
 use super::early_hints::Moment;
 use super::forwarding::{Hop, X_REAL_IP, host_of, remove_claims};
-use super::in_flight::{Connection, Held, REQUESTS};
+use super::in_flight::{Connection, Held};
 use super::method_override;
 use super::plan::{Plan, Plans, Refused};
 use super::proxy::{self, Proxy};
@@ -39,7 +39,7 @@ use super::trailer_names::check_trailer_names;
 use crate::traces::Parent;
 
 /// Prefix of the forwarding headers.
-const X_FORWARDED: &str = "x-forwarded-";
+pub(super) const X_FORWARDED: &str = "x-forwarded-";
 
 /// The header of replays.
 const IDEMPOTENT_REPLAYED: &str = "idempotent-replayed";
@@ -97,29 +97,24 @@ impl Answer for Edge {
                 && let Some(wanted) = request.preflight()
                 && plans.is_responsible(wanted, parts.uri.path())
             {
-                return cors.permit(request).map(whole);
+                return match admit(plans, peer, &place, &mut parts) {
+                    Err(problem) if is_ambiguous(&problem) => refuse(plans, problem, &parts),
+                    _ => cors.permit(request).map(whole),
+                };
             }
             let is_responsible = cors.is_some() && plans.is_responsible(&method, parts.uri.path());
             // A refusal by the limit is written like any other, so that pages can read it.
-            let admitted = match place.enter(REQUESTS).await {
+            let admitted = match place.admit(&mut parts).await {
                 Ok(permit) => admit(plans, peer, &place, &mut parts).map(|routed| (permit, routed)),
-                Err(full) => Err(full.problem()),
+                // An ambiguous request is the last one of its connection, also while there is no
+                // permit for it.
+                Err(full) => match admit(plans, peer, &place, &mut parts) {
+                    Err(problem) if is_ambiguous(&problem) => Err(problem),
+                    _ => Err(full),
+                },
             };
             let mut response = match admitted {
-                Err(problem) => {
-                    let is_ambiguous = problem.code() == Code::RequestRefused;
-                    let mut response = plans.answers.tell(problem, None).map(whole);
-                    // Another server could read the bytes behind such a request as a part of it.
-                    if is_ambiguous && parts.version < Version::HTTP_2 {
-                        response
-                            .headers_mut()
-                            .insert(CONNECTION, HeaderValue::from_static("close"));
-                    }
-                    match grpc::is_grpc(&parts.headers) {
-                        true => grpc::error_of(response, || whole(Bytes::new())),
-                        false => response,
-                    }
-                }
+                Err(problem) => refuse(plans, problem, &parts),
                 Ok((permit, routed)) => {
                     let plan = Arc::clone(&routed.plan);
                     parts.extensions.insert(place.bodies());
@@ -151,6 +146,25 @@ impl Answer for Edge {
             }
             response
         })
+    }
+}
+
+/// True for the problem of a request that two servers could read differently.
+fn is_ambiguous(problem: &Problem) -> bool {
+    problem.code() == Code::RequestRefused
+}
+
+/// The answer to a request that is not admitted. An ambiguous one is the last one of its connection:
+/// another server could read the bytes behind it as a part of it.
+fn refuse(plans: &Plans, problem: Problem, parts: &Parts) -> Response<AnyBody> {
+    let is_last = is_ambiguous(&problem) && parts.version < Version::HTTP_2;
+    let mut response = plans.answers.tell(problem, None).map(whole);
+    if is_last {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    match grpc::is_grpc(&parts.headers) {
+        true => grpc::error_of(response, || whole(Bytes::new())),
+        false => response,
     }
 }
 
@@ -441,11 +455,17 @@ mod tests {
             ("forwarded", "for=1.2.3.4"),
             ("x-forwarded-host", "other"),
             ("x-real-ip", "1.2.3.4"),
+            ("x-forwarded-prefix", "/admin"),
+            ("X-Forwarded-Client-Cert", "Subject=\"CN=victim\""),
+            ("x-forwarded-user", "victim"),
+            ("x-forwarded-user", "other"),
         ];
+        let others = ["x-forwarded-prefix", "x-forwarded-client-cert", "x-forwarded-user"];
         for stranger in ["203.0.113.9", "127.0.0.1", "::1"] {
             let headers = seen(stranger, &claims);
             assert!(!headers.contains_key("x-account"), "{stranger} named a tenant");
             assert!(!headers.contains_key("x-real-ip"));
+            assert!(others.iter().all(|name| !headers.contains_key(*name)), "{headers:?}");
             assert_eq!(headers["x-forwarded-for"], stranger);
             assert_eq!(headers["x-forwarded-host"], "h");
             assert!(!headers["forwarded"].to_str().unwrap().contains("1.2.3.4"));
@@ -455,6 +475,7 @@ mod tests {
             assert_eq!(headers["x-account"], "victim");
             assert_eq!(headers["x-forwarded-for"], "1.2.3.4, 10.1.2.3");
             assert_eq!(headers["x-forwarded-host"], "other");
+            assert!(others.iter().all(|name| headers.contains_key(*name)), "{headers:?}");
             assert_eq!(headers["forwarded"], "for=1.2.3.4, for=10.1.2.3;host=\"h\";proto=http");
         }
     }

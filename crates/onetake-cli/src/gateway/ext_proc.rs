@@ -66,9 +66,12 @@ impl EnvoyEdge {
 /// A worker of Envoy has one connection for all of its requests. It opens at most 1,024 streams
 /// before it knows this limit, unless its configuration says otherwise.
 pub(super) const STREAMS_MAX: usize = 4_096;
+/// Bytes that Envoy may send on one connection before they are read. It has all requests of a worker.
+const CONNECTION_WINDOW_BYTES: u32 = 8 << 20;
 
 impl Answer for EnvoyEdge {
     const STREAMS_MAX: Option<usize> = Some(STREAMS_MAX);
+    const CONNECTION_WINDOW_BYTES: u32 = CONNECTION_WINDOW_BYTES;
 
     type Body = tonic::body::Body;
 

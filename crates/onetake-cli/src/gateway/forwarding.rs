@@ -13,7 +13,7 @@ use http::uri::Authority;
 use onetake_http::Problem;
 use onetake_http::key::IDEMPOTENCY_KEY;
 
-use super::edge::refused;
+use super::edge::{X_FORWARDED, refused};
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -115,17 +115,13 @@ impl Hop {
     }
 }
 
-/// Removes the forwarding headers of a client that is not a trusted proxy.
+/// Removes the forwarding headers of a client that is not a trusted proxy. These are all headers
+/// that begin with `X-Forwarded-`: upstreams believe other ones, too, such as `X-Forwarded-Prefix`
+/// or `X-Forwarded-User`.
 pub(super) fn remove_claims(headers: &mut HeaderMap) {
-    let claims = [
-        FORWARDED,
-        X_FORWARDED_FOR,
-        X_FORWARDED_HOST,
-        X_FORWARDED_PROTO,
-        X_FORWARDED_PORT,
-        X_REAL_IP,
-    ];
-    for name in claims {
+    let is_claim = |name: &&HeaderName| name.as_str().starts_with(X_FORWARDED);
+    let claims: Vec<_> = headers.keys().filter(is_claim).cloned().collect();
+    for name in claims.into_iter().chain([FORWARDED, X_REAL_IP]) {
         headers.remove(name);
     }
 }

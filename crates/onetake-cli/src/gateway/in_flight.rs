@@ -17,10 +17,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http_body::{Body, Frame, SizeHint};
 use metrics::{Counter, counter};
 use onetake_core::Clock;
-use onetake_http::{BodyShare, Code, Problem, fair_share};
+use onetake_http::{Arrived, BodyShare, Code, Problem, fair_share};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::early_hints::EarlyHints;
@@ -210,6 +211,30 @@ impl Connection {
     /// The share of this connection in the memory for bodies.
     pub(super) fn bodies(&self) -> BodyShare {
         self.bodies.clone()
+    }
+
+    /// Passes the gate of all requests, or waits for it in its queue, at most until the client's
+    /// deadline.
+    ///
+    /// # Errors
+    /// If the gate is full, and its queue is full or too slow.
+    pub(super) async fn admit(self: &Arc<Self>, request: &mut Parts) -> Result<Permit, Problem> {
+        match self.try_enter(REQUESTS) {
+            Some(permit) => Ok(permit),
+            None => Box::pin(self.queue(request)).await,
+        }
+    }
+
+    async fn queue(self: &Arc<Self>, request: &mut Parts) -> Result<Permit, Problem> {
+        let clock = &*self.gates.clock;
+        // The layer counts a time left from here, too.
+        let arrived = Arrived(clock.monotonic());
+        request.extensions.insert(arrived);
+        tokio::select! {
+            biased;
+            entered = self.wait(REQUESTS) => entered.map_err(Full::problem),
+            late = arrived.deadline_over(&request.headers, clock) => Err(late),
+        }
     }
 
     /// Passes a gate, or waits for it in its queue.

@@ -13,15 +13,21 @@ use super::plan::{Plan, Plans};
 /// The headers that frameworks obey.
 const HEADERS: [&str; 3] = ["x-http-method", "x-http-method-override", "x-method-override"];
 
-/// Refuses a request whose headers name a method that has another plan with keys.
+/// Refuses a request whose headers name a method that has another plan with keys, or with which the
+/// request itself would be refused.
 pub(super) fn check(plans: &Plans, plan: &Plan, parts: &Parts) -> Result<(), Problem> {
     let is_override = |name: &str| HEADERS.iter().any(|known| is_alike(known, name));
     let values = parts.headers.iter().filter(|(name, _)| is_override(name.as_str()));
     for (_, value) in values {
         let text = value.as_bytes().trim_ascii().to_ascii_uppercase();
         let Ok(method) = Method::from_bytes(&text) else { continue };
-        let other = plans.find(&method, parts.uri.path());
-        if !std::ptr::eq(&**other, plan) && other.policy.is_some() {
+        let other = plans.admit(&method, parts.uri.path());
+        if other.is_err() {
+            return Err(refused(
+                "A header such as X-HTTP-Method-Override names another method than that of the request, and a request with that method and this path is refused. Remove the header.",
+            ));
+        }
+        if other.is_ok_and(|other| !std::ptr::eq(&**other, plan) && other.policy.is_some()) {
             return Err(refused(
                 "A header such as X-HTTP-Method-Override names another method than that of the request, and a route with idempotency keys matches that method. Send the request with that method.",
             ));
@@ -37,11 +43,16 @@ mod tests {
     use http::Request;
 
     fn is_refused(method: &str, path: &str, header: (&str, &str)) -> bool {
-        let plans = plans(
-            "[gateway]\nupstream = \"http://a\"\n\
-             [[route]]\nmatch = \"PUT /orders/{id}\"\nkey = { required = true }\n\
+        is_refused_with("", method, path, header)
+    }
+
+    fn is_refused_with(option: &str, method: &str, path: &str, header: (&str, &str)) -> bool {
+        let file = format!(
+            "[gateway]\nupstream = \"http://a\"\n{option}\n\
+             [[route]]\nmatch = \"PUT /orders/{{id}}\"\nkey = {{ required = true }}\n\
              [[route]]\nmatch = \"* /any\"\n",
         );
+        let plans = plans(&file);
         let request = Request::builder().method(method).uri(path).header(header.0, header.1);
         let parts = request.body(()).unwrap().into_parts().0;
         let plan = plans.admit(&parts.method, path).unwrap();
@@ -54,7 +65,14 @@ mod tests {
             assert!(is_refused("POST", "/orders/1", (name, "PUT")), "{name}");
             assert!(is_refused("GET", "/orders/1", (name, " put ")), "{name}");
             assert!(is_refused("GET", "/other", (name, "POST")), "the defaults have keys: {name}");
+            // A request of PUT for this path is ambiguous, and one of GET is not.
+            for path in ["/orders%2f1", "/orders%5c1"] {
+                assert!(is_refused("GET", path, (name, "PUT")), "{path}: {name}");
+            }
         }
+        let unmatched = "unmatched = \"refuse\"";
+        assert!(is_refused_with(unmatched, "GET", "/other", ("x-http-method", "DELETE")));
+        assert!(!is_refused_with(unmatched, "POST", "/any", ("x-http-method", "DELETE")));
     }
 
     #[test]

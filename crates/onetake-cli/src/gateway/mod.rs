@@ -20,6 +20,7 @@ mod cors;
 mod descriptors;
 mod early_hints;
 mod edge;
+mod eviction;
 #[cfg(feature = "ext-proc")]
 mod ext_proc;
 mod forward_auth;

@@ -35,7 +35,7 @@ use super::edge::{ConnectionPermit, Routed};
 use super::in_flight::{Full as GateFull, Held, Permit, UPSTREAM_SOCKETS};
 use super::plan::Target;
 use super::request_heads::too_large;
-use super::tls::Connector;
+use super::tls::{Connector, Protocols};
 use super::upstream::{
     Census, Evidence, NoResponse, Upstream, UpstreamBody, UpstreamSettings, Upstreams,
 };
@@ -128,11 +128,12 @@ where
             return asked.told(too_large(), Disposition::Release, Cause::Interrupted);
         };
         *request.uri_mut() = path.into();
+        let is_call = is_call_over_http2(&request, upstream);
         let accepts_trailers = address(&mut request, upstream, is_plain, upgrade.is_some());
         let timeout = patience(plan.timeout, left);
         let span = span_to(&upstream.server);
         pass_on(&span, request.headers_mut());
-        let timeout = match asked.reference.is_none() && is_grpc(request.headers()) {
+        let timeout = match asked.reference.is_none() && is_call {
             // A call without a key is not touched, and may be a stream. It has the time that its
             // client gives it.
             true => grpc::timeout(request.headers()).unwrap_or(Duration::MAX),
@@ -233,6 +234,14 @@ fn span_to(upstream: &Uri) -> Span {
 /// earlier, because it knows whether anything was sent.
 fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
     left.map_or(timeout, |left| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
+}
+
+/// True for a gRPC call of a client of HTTP/2 to an upstream that can speak HTTP/2. Any client can
+/// name that content type, and no other request may have more time than its route gives it.
+fn is_call_over_http2<B>(request: &Request<B>, upstream: &Target) -> bool {
+    request.version() == Version::HTTP_2
+        && Protocols::of(&upstream.server).may_be_http2()
+        && is_grpc(request.headers())
 }
 
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is

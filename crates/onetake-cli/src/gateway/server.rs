@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::Counter;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinHandle;
@@ -13,9 +15,11 @@ use tokio_util::task::TaskTracker;
 
 use onetake_core::Clock;
 
+use super::activity::Activity;
 use super::client_connection::{self, Answer, ClientConnection};
 use super::client_http::Protocols;
 use super::cores::Cores;
+use super::eviction::{self, OpenConnections};
 use super::in_flight::{Connection, Gates};
 use super::phase::Phase;
 use super::timeouts::Timeouts;
@@ -48,6 +52,9 @@ struct Accepting<E> {
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
     limits: ServerLimits,
+    open: OpenConnections,
+    /// Counts connections that had to wait for a place.
+    waits: Counter,
 }
 
 /// The limits of client connections.
@@ -55,7 +62,8 @@ struct Accepting<E> {
 pub(super) struct ServerLimits {
     pub(super) configured: Arc<Limits>,
     pub(super) gates: Arc<Gates>,
-    /// Free places for connections. More connections wait in the operating system's queue.
+    /// Free places for connections. If none is free, one more connection waits for an idle one to
+    /// be evicted, and the rest in the operating system's queue.
     pub(super) places: Arc<Semaphore>,
     /// How long an idle connection is kept.
     pub(super) keep_alive: Duration,
@@ -75,16 +83,19 @@ impl Server {
         let (stop, phase) = (CancellationToken::new(), Arc::<Phase>::default());
         let connections = TaskTracker::new();
         let streams_max = E::STREAMS_MAX.unwrap_or(limits.configured.max_streams);
+        let window = E::CONNECTION_WINDOW_BYTES;
         let accepting = Accepting {
             tls,
             cores,
             edges,
-            protocols: Arc::new(Protocols::new(&limits.configured, streams_max)),
+            protocols: Arc::new(Protocols::new(&limits.configured, streams_max, window)),
             stop: stop.clone(),
             phase: Arc::clone(&phase),
             connections: connections.clone(),
             clock: Arc::clone(&clock),
             limits,
+            open: OpenConnections::default(),
+            waits: eviction::waits(),
         };
         let accepting = tokio::spawn(accepting.run(listener));
         Self { stop, phase, accepting, connections, clock }
@@ -118,22 +129,23 @@ impl Server {
 }
 
 impl<E: Answer> Accepting<E> {
-    async fn run(self, listener: TcpListener) {
+    async fn run(mut self, listener: TcpListener) {
         loop {
-            let place = Arc::clone(&self.limits.places).acquire_owned();
-            let (place, accepted) = tokio::select! {
+            let accepted = tokio::select! {
                 () = self.stop.cancelled() => break,
-                accepted = async { (place.await, listener.accept().await) } => accepted,
+                accepted = listener.accept() => accepted,
             };
-            let Ok(place) = place else { return };
             // The core's runtime waits for the socket from now on.
-            let assigned = accepted
-                .and_then(|(stream, peer)| Ok((stream.into_std()?, peer)))
-                .map(|(stream, peer)| self.assign(stream, peer, place));
-            if let Err(error) = assigned {
+            match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+                Ok((stream, peer)) => {
+                    let Some(place) = self.place().await else { break };
+                    self.assign(stream, peer, place);
+                }
                 // Out of file descriptors, or the peer has gone already: neither ends the gateway.
-                tracing::warn!(%error, "a connection could not be accepted");
-                self.clock.sleep(ACCEPT_PAUSE).await;
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    self.clock.sleep(ACCEPT_PAUSE).await;
+                }
             }
         }
         if let Err(error) = self.accept_rest(listener) {
@@ -141,9 +153,28 @@ impl<E: Answer> Accepting<E> {
         }
     }
 
+    /// Takes a free place. If there is none, waits for one, and evicts idle connections. Returns
+    /// `None` if the gateway stops and no place is free.
+    async fn place(&mut self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = Arc::clone(&self.limits.places).try_acquire_owned() {
+            return Some(place);
+        }
+        self.waits.increment(1);
+        let mut place = pin!(Arc::clone(&self.limits.places).acquire_owned());
+        loop {
+            self.open.evict(self.clock.monotonic());
+            tokio::select! {
+                biased;
+                place = &mut place => return place.ok(),
+                () = self.stop.cancelled() => return None,
+                () = self.clock.sleep(eviction::PAUSE) => {}
+            }
+        }
+    }
+
     /// Accepts the connections that are in the operating system's queue already. It would reset
     /// them when the listener closes, and their clients could not know whether a request was read.
-    fn accept_rest(&self, listener: TcpListener) -> io::Result<()> {
+    fn accept_rest(&mut self, listener: TcpListener) -> io::Result<()> {
         let listener = listener.into_std()?;
         while let Ok(place) = Arc::clone(&self.limits.places).try_acquire_owned() {
             match listener.accept() {
@@ -159,7 +190,7 @@ impl<E: Answer> Accepting<E> {
     }
 
     /// Gives a connection to the core with the fewest.
-    fn assign(&self, stream: StdTcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
+    fn assign(&mut self, stream: StdTcpStream, peer: SocketAddr, place: OwnedSemaphorePermit) {
         let Some((number, runtime, on_core)) = self.cores.least_busy() else { return };
         let Some(edge) = self.edges.get(number).cloned() else { return };
         let connection = ClientConnection {
@@ -175,11 +206,13 @@ impl<E: Answer> Accepting<E> {
                 send: self.limits.configured.send_timeout,
             },
         };
+        let activity = Arc::<Activity>::default();
+        self.open.add(&activity, self.clock.monotonic());
         let (tls, protocols) = (self.tls.clone(), Arc::clone(&self.protocols));
         let serving = async move {
             let _on_core = on_core;
             match TcpStream::from_std(stream) {
-                Ok(stream) => connection.open(stream, tls, &protocols).await,
+                Ok(stream) => connection.open(stream, tls, &protocols, activity).await,
                 Err(error) => tracing::warn!(%error, "a connection could not be served"),
             }
         };

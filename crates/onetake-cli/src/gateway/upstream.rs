@@ -35,6 +35,10 @@ use http2::{Failed, Http2, SendAgain};
 /// Connections take no more requests after this time. The name of the upstream is then resolved
 /// again.
 const AGE_MAX: Duration = Duration::from_secs(300);
+/// The largest head of a response, in bytes. The outcome of a response with a larger one is unknown.
+const HEAD_BYTES_MAX: usize = 400 << 10;
+/// The most headers of a response over HTTP/1.1. The outcome of a response with more is unknown.
+const HEADERS_MAX: usize = 512;
 
 /// The upstream of a request.
 #[derive(Clone, Copy, Debug)]

@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 use crate::common::process::Process;
-use crate::common::raw_http::RawClient;
+use crate::common::raw_http::{RawClient, RawUpstream};
 
 /// A gateway as a process, so that its metrics are its own, and its upstream.
 struct World {
@@ -49,6 +49,9 @@ impl World {
         self.gateway.metric(&format!("onetake_overloaded_total{{reason=\"{reason}\"}}")).await
     }
 }
+
+/// The metric of evicted connections.
+const EVICTED: &str = "onetake_connections_evicted_total";
 
 async fn charge(client: &Client, key: &str) -> ClientResponse {
     client.post("/any/charge").key(key).send().await.unwrap()
@@ -119,21 +122,71 @@ async fn a_request_waits_for_the_configured_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_ends_the_wait_in_the_queue() {
+    let world = World::start("max_requests = 1\nqueue_timeout = \"60s\"").await;
+    let held = world.hold(&world.gateway.client, "the-only-request-0004").await;
+    for (name, value) in [("x-request-timeout-ms", "200"), ("grpc-timeout", "200m")] {
+        let since = SystemClock.monotonic();
+        let call = world.gateway.client.post("/any/charge").key("a-request-with-a-deadline");
+        let refused = call.header(name, value).send().await.unwrap();
+        let took = SystemClock.monotonic() - since;
+        assert_eq!((refused.status(), &*refused.code()), (504, "deadline_exceeded"), "{name}");
+        assert!(took >= Duration::from_millis(200) && took < Duration::from_secs(30), "{took:?}");
+    }
+    assert_eq!(world.overloaded("requests").await, 0.0);
+    assert_eq!(world.gateway.metric("onetake_requests_queued").await, 0.0, "they have left");
+    world.upstream.open("the-only-request-0004");
+    assert_eq!(held.await.unwrap().unwrap().status(), 201);
+    assert_eq!(world.upstream.runs("a-request-with-a-deadline"), 0);
+    let charged = charge(&world.gateway.client, "a-request-with-a-deadline").await;
+    assert_eq!(charged.status(), 201, "its key is free");
+}
+
+/// The upstream is told what is left of the time that the request has spent in the queue, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_in_the_queue_counts_for_the_deadline() {
+    let upstream = RawUpstream::start("HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n").await;
+    let folder = tempfile::tempdir().unwrap();
+    let limits = "[limits]\nmax_requests = 1\nqueue_timeout = \"60s\"\n";
+    let gateway = Process::start_with(folder.path(), limits, &upstream.url(), &[]).await;
+    // A request whose body is not complete yet.
+    let mut held = RawClient::connect(gateway.address).await;
+    let head = "POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n";
+    held.write(head).await;
+    until("it runs", async || gateway.metric("onetake_requests_in_flight").await == 1.0).await;
+    let mut waiting = RawClient::connect(gateway.address).await;
+    waiting.write("POST /b HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer alice\r\nContent-Length: 0\r\nIdempotency-Key: a-request-in-the-queue\r\nX-Request-Timeout-Ms: 60000\r\n\r\n").await;
+    until("it waits", async || gateway.metric("onetake_requests_queued").await == 1.0).await;
+    SystemClock.sleep(Duration::from_secs(1)).await;
+    held.write("1").await;
+    assert_eq!(waiting.response().await.unwrap().status(), 201);
+    let received = upstream.received();
+    let keyed = received.iter().find(|message| message.head.starts_with("post /b ")).unwrap();
+    let left: u64 = keyed.header("x-request-timeout-ms").unwrap().parse().unwrap();
+    assert!(left <= 59_000, "{left}");
+}
+
+/// A connection waits while the others have requests. It gets the place of one that became idle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_over_the_limit_wait_for_a_place() {
     let world = World::start("max_connections = 1").await;
     let mut first = RawClient::connect(world.gateway.address).await;
-    first.post("/any/charge", "the-first-connection-00").await;
-    assert_eq!(first.response().await.unwrap().status(), 201);
+    first.post("/any/gate", "the-first-connection-00").await;
+    world.upstream.ran("the-first-connection-00", 1).await;
     let mut second = RawClient::connect(world.gateway.address).await;
     second.post("/any/charge", "the-second-connection-0").await;
-    for number in 1..50 {
-        first.post("/any/charge", &format!("the-first-connection-{number:02}")).await;
-        assert_eq!(first.response().await.unwrap().status(), 201);
-        assert_eq!(world.gateway.metric("onetake_connections").await, 1.0);
-    }
+    until("one waits", async || world.overloaded("connections").await == 1.0).await;
+    // Idle connections are evicted after a second.
+    SystemClock.sleep(Duration::from_secs(2)).await;
     assert_eq!(world.upstream.runs("the-second-connection-0"), 0);
-    drop(first);
+    assert_eq!(world.gateway.metric("onetake_connections").await, 1.0);
+    assert_eq!(world.gateway.metric(EVICTED).await, 0.0);
+    world.upstream.open("the-first-connection-00");
+    assert_eq!(first.response().await.unwrap().status(), 201);
     assert_eq!(second.response().await.unwrap().status(), 201);
+    assert_eq!(first.rest().await, b"", "it is evicted");
+    assert_eq!(world.gateway.metric(EVICTED).await, 1.0);
+    assert_eq!(world.overloaded("connections").await, 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,7 @@
 //! needed.
 
 mod admin;
+mod ambiguous_requests;
 mod blackbox;
 mod broken_uploads;
 mod commands;

@@ -60,7 +60,8 @@ impl Default for Limits {
 
 /// The reason why a body was refused, with its position.
 ///
-/// It never holds a part of a value, because bodies are secret and errors are logged.
+/// It never holds a part of a value, because bodies are secret. The names of members are as secret:
+/// the log has [`for_log`](Self::for_log).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid JSON at byte {offset} (line {line}, column {column}): {kind}")]
 #[non_exhaustive]
@@ -73,6 +74,19 @@ pub struct JsonError {
     pub line: usize,
     /// The character of the line, counted from one.
     pub column: usize,
+}
+
+impl JsonError {
+    /// Returns the error without names of members, for logs.
+    #[must_use]
+    pub fn for_log(&self) -> String {
+        match &self.kind {
+            JsonErrorKind::DuplicateMember { .. } => {
+                format!("invalid JSON at byte {}: an object repeats a member", self.offset)
+            }
+            _ => self.to_string(),
+        }
+    }
 }
 
 /// The kind of mistake in a body.

@@ -133,7 +133,7 @@ fn instance(problem: &Problem, reference: Option<Reference>, rng: &dyn Rng) -> S
     tracing::debug!(
         request,
         code = problem.code.as_str(),
-        detail = &*problem.detail,
+        detail = problem.logged_detail(),
         "a request without a reference was answered with a problem"
     );
     format!("urn:onetake:request:{request}")

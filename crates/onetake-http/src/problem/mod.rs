@@ -183,6 +183,8 @@ impl Code {
 pub struct Problem {
     code: Code,
     detail: Box<str>,
+    /// The detail as the log has it, if that is another one.
+    logged: Option<Box<LoggedDetail>>,
     retry_after: Option<u64>,
     retryable: bool,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
@@ -190,13 +192,37 @@ pub struct Problem {
     advice: Option<Advice>,
 }
 
+/// The detail of a problem for the log. It is boxed, because most problems have none.
+#[derive(Clone, Debug)]
+struct LoggedDetail(String);
+
 impl Problem {
     /// Creates a problem. `detail` is text for people, and must hold no key, credential or body.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
         let retryable = code.is_retryable();
-        Self { code, detail, retry_after: None, retryable, recorded: None, headers, advice: None }
+        Self {
+            code,
+            detail,
+            logged: None,
+            retry_after: None,
+            retryable,
+            recorded: None,
+            headers,
+            advice: None,
+        }
+    }
+
+    /// Sets the detail for the log. `detail` itself may then name parts of the client's own body.
+    pub(crate) fn logged_as(mut self, detail: String) -> Self {
+        self.logged = Some(Box::new(LoggedDetail(detail)));
+        self
+    }
+
+    /// The detail for the log.
+    fn logged_detail(&self) -> &str {
+        self.logged.as_ref().map_or(&self.detail, |logged| &logged.0)
     }
 
     /// Adds advice for the operator, which goes to the log.

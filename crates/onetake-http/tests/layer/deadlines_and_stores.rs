@@ -16,7 +16,7 @@ use onetake_core::{
     Claim, Claimed, Clock, Engine, Limits, MemoryStore, Record, RecordId, Settled, Settlement,
     Store, SystemClock, SystemRng, delegate_store,
 };
-use onetake_http::{By, OnStoreDown, OnetakeLayer, Policy};
+use onetake_http::{By, HttpLimits, OnStoreDown, OnetakeLayer, Policy};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
@@ -84,6 +84,10 @@ struct World {
 
 impl World {
     fn new(policy: Policy) -> Self {
+        Self::with(policy, HttpLimits::default())
+    }
+
+    fn with(policy: Policy, http: HttpLimits) -> Self {
         let store = Arc::<Hanging>::default();
         let limits =
             Limits { claim_patience: PATIENCE, settle_patience: PATIENCE, ..Limits::default() };
@@ -95,7 +99,7 @@ impl World {
             counted.fetch_add(1, Ordering::SeqCst);
             "charged"
         };
-        let layer = OnetakeLayer::new(engine, policy).unwrap();
+        let layer = OnetakeLayer::builder(engine).policy(policy).limits(http).build().unwrap();
         let router = Router::new().route("/", post(charge)).layer(layer);
         Self { store, runs, router }
     }
@@ -149,6 +153,16 @@ async fn a_claim_ends_at_the_deadline_and_nothing_runs_later() {
 #[tokio::test]
 async fn a_look_up_ends_at_the_deadline() {
     let world = World::new(Policy::new().key_required().velocity([By::Tenant], "5/min"));
+    world.store.reads.store(true, Ordering::SeqCst);
+    assert_eq!(world.send().await, over());
+    assert_eq!(world.runs(), 0);
+}
+
+/// While there is no memory for a request, the store is asked whether it is a retry.
+#[tokio::test]
+async fn a_look_up_without_memory_for_the_request_ends_at_the_deadline() {
+    let world = World::with(Policy::new(), HttpLimits::default().body_bytes_max(1));
+    assert_eq!(world.send().await, (503, "overloaded".to_owned()));
     world.store.reads.store(true, Ordering::SeqCst);
     assert_eq!(world.send().await, over());
     assert_eq!(world.runs(), 0);

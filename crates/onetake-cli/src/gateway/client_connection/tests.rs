@@ -1,6 +1,7 @@
 //! Tests of idle connections: they are parked, and their clients see no difference.
 
 mod endings;
+mod eviction;
 mod silence;
 
 use std::pin::Pin;
@@ -125,7 +126,7 @@ impl World {
         };
         let shared = Arc::clone(&activity);
         let serving = tokio::spawn(async move {
-            let protocols = Protocols::new(&limits(), 100);
+            let protocols = Protocols::new(&limits(), 100, CONNECTION_WINDOW_BYTES);
             connection.serve(stream, &protocols, shared).await;
         });
         Self { client, clock, activity, echo, phase, stop, serving }
@@ -429,6 +430,32 @@ async fn an_upgrade_that_was_not_accepted_changes_nothing() {
     world.expects("/h2c:").await;
     world.park().await;
     world.asks("/next", "2").await;
+}
+
+/// What a client of HTTP/2 may send before its requests are read, it can make the gateway hold.
+#[tokio::test]
+async fn a_client_of_http2_may_send_little_ahead() {
+    let mut world = World::new();
+    world.client.write_all(eviction::HTTP2).await.unwrap();
+    let (mut of_stream, mut of_connection) = (0, 0);
+    while of_stream == 0 || of_connection == 0 {
+        let mut head = [0; 9];
+        world.client.read_exact(&mut head).await.unwrap();
+        let mut payload = vec![0; usize::from(head[2])];
+        world.client.read_exact(&mut payload).await.unwrap();
+        let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+        match head[3] {
+            // SETTINGS_INITIAL_WINDOW_SIZE.
+            4 => {
+                let setting = payload.chunks(6).find(|setting| setting.starts_with(&[0, 4]));
+                of_stream = setting.map_or(of_stream, |setting| number(&setting[2..]));
+            }
+            // WINDOW_UPDATE adds to the 65,535 bytes of every connection.
+            8 => of_connection = 65_535 + number(&payload),
+            _ => {}
+        }
+    }
+    assert_eq!((of_stream, of_connection), (128 << 10, 1 << 20));
 }
 
 #[tokio::test]

@@ -64,6 +64,10 @@ impl Protocols {
             _ => Self::Http1,
         }
     }
+
+    pub(crate) fn may_be_http2(self) -> bool {
+        self != Self::Http1
+    }
 }
 
 /// The connector for outgoing connections, encrypted for `https://`.

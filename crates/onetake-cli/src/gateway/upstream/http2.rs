@@ -34,7 +34,8 @@ use onetake_http::{BoxError, RequestBody};
 
 use super::body::UpstreamBody;
 use super::census::{Census, Refusal};
-use super::{AGE_MAX, Evidence, NoResponse};
+use super::http1::one_length;
+use super::{AGE_MAX, Evidence, HEAD_BYTES_MAX, HEADERS_MAX, NoResponse};
 use crate::gateway::tls::{Connector, Opening, Protocols, Stream};
 use stream::RequestStream;
 pub(super) use stream::ResponseHalf;
@@ -54,6 +55,8 @@ const STREAM_WINDOW_BYTES: u32 = 256 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS_MAX as u32;
 /// Connections without requests are closed after this time.
 const IDLE_MAX: Duration = Duration::from_secs(60);
+/// The largest head of a response. HTTP/2 counts 32 bytes more for each header than HTTP/1.1.
+const HEADER_LIST_BYTES_MAX: u32 = (HEAD_BYTES_MAX + 32 * HEADERS_MAX) as u32;
 /// Timeout of the answer to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// A connection on which nothing arrived while a request waited for this long gets no more.
@@ -372,6 +375,7 @@ where
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+            .max_header_list_size(HEADER_LIST_BYTES_MAX)
             .initial_max_send_streams(STREAMS_BEFORE_SETTINGS_MAX)
             .keep_alive_interval(self.ping_interval)
             .keep_alive_timeout(PING_TIMEOUT)
@@ -475,12 +479,13 @@ fn was_not_handled(error: &hyper::Error) -> bool {
     error.is_remote() && (error.is_go_away() || is_refused)
 }
 
-/// Moves the host of a request into its target, and removes `Connection: te`.
+/// Moves the host of a request into its target, and removes `Connection: te` and repeated lengths.
 ///
 /// HTTP/2 has no `Connection`, and hyper drops the headers that it names. gRPC servers in C++,
 /// Python and other languages refuse calls without `TE: trailers`.
 fn addressed<B>(upstream: &Uri, mut request: Request<B>) -> Request<B> {
     request.headers_mut().remove(CONNECTION);
+    one_length(request.headers_mut());
     let host = request.headers_mut().remove(HOST);
     let host = host.and_then(|host| Authority::try_from(host.as_bytes()).ok());
     let mut target = std::mem::take(request.uri_mut()).into_parts();

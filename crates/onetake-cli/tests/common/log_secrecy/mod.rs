@@ -10,7 +10,7 @@ use onetake_sim::upstream::Upstream;
 
 use super::collector::{Collector, Manner};
 use super::process::Process;
-use requests::{ALL, ANSWERED, ROUTES, Sender};
+use requests::{ALL, ANSWERED, MEMBER, ROUTES, Sender};
 use search::holds;
 
 /// A gateway with verbose output, and a collector for its traces.
@@ -65,6 +65,11 @@ impl Scene {
         {
             assert!(holds(&text.1, known), "{} do not even hold {known}", text.0);
         }
+        let named = |text: &[u8]| holds(text, MEMBER);
+        assert!(
+            said.iter().all(|(what, text)| named(text) == (*what == "the problems")),
+            "{MEMBER}"
+        );
         let made = self.sender.made.iter().map(String::as_str);
         let secrets = ALL.into_iter().chain(ANSWERED).chain(made).chain(more.iter().copied());
         for secret in secrets {

@@ -25,6 +25,9 @@ pub(crate) const DATE: &str = "dEaDlInE-00bc";
 
 pub(crate) const SENT_ALONG: &str = "sEnT-aLoNg-11cd";
 
+/// A member of a body, which only the response to its own client may name.
+pub(crate) const MEMBER: &str = "mEmBeR-of-a-body-22de";
+
 /// Text that occurs only in the responses of the sim's upstream.
 pub(crate) const ANSWERED: [&str; 2] = ["charged {\"card\"", "session=secret"];
 
@@ -252,12 +255,14 @@ impl Sender {
     }
 
     async fn keys_in_bodies(&mut self) {
+        let repeated = format!(",\"{MEMBER}\":{{\"a\":1,\"a\":2}}}}");
         let body = |rest: &str| format!("{{\"id\":\"{JSON_KEY}\",\"card\":\"{CARD}\"{rest}");
         for (text, status, code) in [
             (body("}"), 201, ""),
             (body(",\"more\":1}"), 422, "idempotency_payload_mismatch"),
             (body(",\"more\":tru}"), 400, "request_body_invalid"),
             (body(",\"card\":2}"), 400, "request_body_invalid"),
+            (body(&repeated), 400, "request_body_invalid"),
             (format!("{{\"id\":[\"{JSON_KEY}\"]}}"), 400, "idempotency_key_invalid"),
         ] {
             let call = dressed(&self.client, "/json/charge").body(text);
@@ -282,6 +287,9 @@ impl Sender {
             self.send(call, status, code).await;
         }
         let bad = dressed(&self.client, "/idempotency-tokens").body(format!("{{\"{CARD}\": tru}}"));
+        self.send(bad, 400, "request_body_invalid").await;
+        let repeated = format!("{{\"{MEMBER}\": {{\"a\":1,\"a\":2}}}}");
+        let bad = dressed(&self.client, "/idempotency-tokens").body(repeated);
         self.send(bad, 400, "request_body_invalid").await;
         self.made.push(key);
     }

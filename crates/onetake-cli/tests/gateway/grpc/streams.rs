@@ -10,14 +10,18 @@ use futures_util::stream;
 use http_body_util::{BodyExt, Empty, StreamBody};
 use hyper::body::Frame;
 use onetake_core::{Clock, SystemClock};
+use onetake_sim::client::Client;
 use onetake_sim::grpc::cases::until;
 use onetake_sim::grpc::client::{CallBody, GrpcClient};
 use onetake_sim::grpc::service::GrpcService;
 use onetake_sim::grpc::{framed, messages};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::{GrpcWorld, PATH};
 use crate::common::process::Process;
+use crate::common::{InProcess, configuration};
+use onetake_sim::blackbox::Target;
 
 /// A body of messages that a test sends one by one. `None` breaks the call off.
 fn channel() -> (mpsc::Sender<Option<Bytes>>, CallBody) {
@@ -202,4 +206,35 @@ async fn a_client_that_leaves_cancels_its_call() {
     world.service.open(key);
     let again = world.call("Hold").key(key).send().await.unwrap();
     assert_eq!((again.code(), world.service.runs(key)), (Some(0), 1));
+}
+
+/// Any client can name the content type of gRPC. Only a call over HTTP/2, to an upstream of HTTP/2,
+/// may be a stream without an end.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_content_type_alone_does_not_turn_the_timeout_off() {
+    // It accepts connections, and never answers.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let http1 = format!("http://{}", silent.local_addr().unwrap());
+    let service = GrpcService::start().await.unwrap();
+    let short = "[defaults]\nupstream_timeout = \"1s\"\n";
+    for (upstream, is_http2) in [(http1, false), (service.url(), true)] {
+        let gateway = InProcess::start(configuration(&upstream, "", short)).await;
+        let start = |client: Client| {
+            let call = client.post(&format!("{PATH}/Hold")).header("x-case", "held");
+            let call = call.header("content-type", "application/grpc").header("te", "trailers");
+            tokio::spawn(call.body("\0\0\0\0\0").send())
+        };
+        let over_http1 = start(Client::new(gateway.address()));
+        let over_http2 = start(Client::http2(gateway.address()));
+        // The answer is 504 in the form of gRPC.
+        let late = over_http1.await.unwrap().unwrap();
+        assert_eq!((late.status(), late.header("grpc-status")), (200, "4"), "{upstream}");
+        if is_http2 {
+            SystemClock.sleep(Duration::from_secs(2)).await;
+            assert!(!over_http2.is_finished(), "{upstream}");
+        } else {
+            let late = over_http2.await.unwrap().unwrap();
+            assert_eq!((late.status(), late.header("grpc-status")), (200, "4"), "{upstream}");
+        }
+    }
 }

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 mod attacker;
+mod silent;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -42,6 +42,7 @@ use crate::gateway::tls::{Opening, Stream};
 pub(super) use body::Http1Body;
 pub(super) use idle::Idle;
 use request::{Upload, UploadError};
+pub(super) use response::one_length;
 use response::{Framing, Head, Heads};
 
 /// The usual size of a read.

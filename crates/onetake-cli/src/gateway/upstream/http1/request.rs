@@ -14,7 +14,7 @@ use hyper::body::Body;
 use onetake_http::BoxError;
 use tokio::io::AsyncWrite;
 
-use super::response::content_length;
+use super::response::one_length;
 
 /// Data up to this size is copied behind the head, so that one write takes both.
 const COPIED_BYTES_MAX: usize = 8 << 10;
@@ -229,7 +229,7 @@ fn wrong_length() -> UploadError {
 fn frame<B: Body>(parts: &mut request::Parts, body: &B) -> Result<RequestFraming, BoxError> {
     let headers = &mut parts.headers;
     let length = match headers.contains_key(CONTENT_LENGTH) {
-        true => Some(content_length(headers).ok_or("the Content-Length is not a number")?),
+        true => Some(one_length(headers).ok_or("the Content-Length is not a number")?),
         false => None,
     };
     let exact = body.size_hint().exact();

@@ -11,10 +11,8 @@ use http::{Response, StatusCode, Version};
 use httparse::{Header, ParserConfig, Status};
 use hyper::ext::ReasonPhrase;
 
-/// The largest head of a response, in bytes.
-const HEAD_BYTES_MAX: usize = 400 << 10;
-/// The most headers of a response. A response with more has an unknown outcome.
-const HEADERS_MAX: usize = 512;
+use crate::gateway::upstream::{HEAD_BYTES_MAX, HEADERS_MAX};
+
 /// A response with more headers than this is parsed a second time, with a larger table.
 const HEADERS_USUAL: usize = 64;
 /// The headers that the gateway usually adds to a response. There is room for them from the start,
@@ -85,11 +83,8 @@ impl Heads {
         let status = response.status();
         let has_coding = response.headers().contains_key(TRANSFER_ENCODING);
         let has_length = response.headers().contains_key(CONTENT_LENGTH);
-        let length = content_length(response.headers());
-        if let Some(length) = length.filter(|_| is_repeated(response.headers())) {
-            // Clients refuse a list of lengths.
-            response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
-        }
+        // Clients refuse a list of lengths.
+        let length = one_length(response.headers_mut());
         let is_empty = self.is_head_request
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let no_length = || malformed("its Content-Length is not one number");
@@ -187,7 +182,7 @@ fn parse_into<'h>(
 }
 
 /// Returns the length that the headers name. `None` if they name none, or not exactly one.
-pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
+fn content_length(headers: &HeaderMap) -> Option<u64> {
     let mut length = None;
     for value in headers.get_all(CONTENT_LENGTH) {
         for number in value.to_str().ok()?.split(',') {
@@ -200,6 +195,15 @@ pub(super) fn content_length(headers: &HeaderMap) -> Option<u64> {
             }
             length = Some(number);
         }
+    }
+    length
+}
+
+/// Returns the length that the headers name, and writes it once if it is repeated.
+pub(in crate::gateway::upstream) fn one_length(headers: &mut HeaderMap) -> Option<u64> {
+    let length = content_length(headers);
+    if let Some(length) = length.filter(|_| is_repeated(headers)) {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
     length
 }

@@ -369,3 +369,11 @@ async fn a_connection_without_a_sign_of_life_gets_no_more_requests() {
     assert_eq!(send(&upstreams, &uri, Full::from("pay")).await, (true, true));
     serving.abort();
 }
+
+#[test]
+fn a_repeated_length_is_sent_once() {
+    let request = Request::post("/").header("content-length", "4").header("content-length", "4");
+    let request = addressed(&Uri::from_static("h2c://a"), request.body(()).unwrap());
+    let lengths: Vec<_> = request.headers().get_all("content-length").iter().collect();
+    assert_eq!(lengths, ["4"]);
+}

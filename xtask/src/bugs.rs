@@ -165,9 +165,9 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "operations run beyond the limit of a node",
-        file: "onetake-core/src/engine/claim.rs",
-        from: "let permit = Arc::clone(&engine.running).try_acquire_owned()",
-        to: "let running = if BUG { Arc::new(tokio::sync::Semaphore::new(1)) } else { Arc::clone(&engine.running) };\n    let permit = running.try_acquire_owned()",
+        file: "onetake-core/src/engine/bypass.rs",
+        from: "Arc::clone(&self.running).try_acquire_owned()",
+        to: "let running = if BUG { Arc::new(tokio::sync::Semaphore::new(1)) } else { Arc::clone(&self.running) };\n        running.try_acquire_owned()",
     },
     Bug {
         what: "callers wait beyond the limit of a node",

@@ -343,27 +343,26 @@ async fn while_the_store_is_away_it_is_counted_as_ever() {
     assert_eq!((api.runs(), api.memory.len()), (6, 0));
 }
 
+/// Sends a request, and returns when its operation has started.
+async fn started(api: &Api, router: &Router) -> tokio::task::JoinHandle<Answered> {
+    let (router, asked) = (router.clone(), request("/slow", "a", &key(1), "{\"card\":\"4242\"}"));
+    let sent = tokio::spawn(async move { send(&router, asked).await });
+    api.started.notified().await;
+    sent
+}
+
 /// A run without a record lasts until after the store is back. Requests with its key find out that
 /// the store is back.
 #[tokio::test]
 async fn a_run_without_a_record_does_not_make_later_ones_bypass_the_store() {
     let api = Api::new();
     let router = api.router(per_card().on_store_down(OnStoreDown::FailOpen));
-    let slow = || {
-        let (router, api) = (router.clone(), api.clone());
-        async move {
-            let asked = request("/slow", "a", &key(1), "{\"card\":\"4242\"}");
-            let sent = tokio::spawn(async move { send(&router, asked).await });
-            api.started.notified().await;
-            sent
-        }
-    };
     api.store.fail_claims(StoreFault::Unavailable);
     api.store.fail_loads(StoreFault::Unavailable);
-    let first = slow().await;
+    let first = started(&api, &router).await;
     api.store.fail_claims(StoreFault::None);
     api.store.fail_loads(StoreFault::None);
-    let second = slow().await;
+    let second = started(&api, &router).await;
     assert_eq!(api.memory.len(), 1, "the second run has a record");
     api.finish.notify_waiters();
     assert_eq!((first.await.unwrap().status, second.await.unwrap().status), (201, 201));

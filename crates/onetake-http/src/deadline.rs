@@ -119,9 +119,9 @@ pub(crate) fn remove(headers: &mut HeaderMap) {
 
 /// A reader of the time left: zero if the deadline is over, `None` if the text is invalid.
 enum Read {
-    /// Of a point in time.
+    /// The header has a point in time.
     Until(fn(&str, &dyn Clock) -> Option<Duration>),
-    /// Of a time that begins with the arrival of the request.
+    /// The header has a duration, which begins with the arrival of the request.
     Left(fn(&str) -> Option<Duration>),
 }
 

@@ -299,7 +299,7 @@ impl Drop for Lease {
     }
 }
 
-/// Returns the name of a verb in traces.
+/// Returns the name of a transition in traces.
 fn word(transition: &Transition) -> &'static str {
     match transition {
         Transition::Renew => "renew",

@@ -156,8 +156,9 @@ impl Api {
 
 async fn charge(State(api): State<Api>, headers: HeaderMap) -> Response {
     api.runs.fetch_add(1, Ordering::SeqCst);
+    let outcome = if headers.contains_key("x-lost") { "unknown" } else { "record" };
     *api.seen.lock().unwrap() = headers;
-    (StatusCode::CREATED, [("onetake-outcome", "record")]).into_response()
+    (StatusCode::CREATED, [("onetake-outcome", outcome)]).into_response()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -295,6 +296,20 @@ async fn an_issued_key_is_not_revived_by_the_end_of_its_record() {
         assert!(late.status >= 400, "{late:?}");
         settled().await;
     }
+    assert_eq!(api.runs(), 1, "S15: at most one operation");
+}
+
+/// The record is unknown when it is loaded, and has expired when it is claimed.
+#[tokio::test]
+async fn an_issued_key_is_not_revived_by_the_end_of_an_unknown_outcome() {
+    let api = Api::new();
+    let router = api.router(issued(2 * HOUR));
+    let key = issue(&router).await;
+    send(&router, with(request("/charges", &key), "x-lost", "1")).await;
+    assert_eq!(send(&router, request("/charges", &key)).await.status, 500, "it is unknown");
+    api.clock.advance(2 * HOUR - Duration::from_secs(1));
+    api.store.load_takes.store(2000, Ordering::SeqCst);
+    assert_eq!(send(&router, request("/charges", &key)).await.status, 400);
     assert_eq!(api.runs(), 1, "S15: at most one operation");
 }
 

@@ -432,7 +432,7 @@ async fn an_upgrade_that_was_not_accepted_changes_nothing() {
     world.asks("/next", "2").await;
 }
 
-/// What a client of HTTP/2 may send before its requests are read, it can make the gateway hold.
+/// The bytes that a client of HTTP/2 may send before its requests are read stay in memory.
 #[tokio::test]
 async fn a_client_of_http2_may_send_little_ahead() {
     let mut world = World::new();

@@ -1,4 +1,4 @@
-//! `cargo xtask bugs`: 25 deliberate bugs of the engine, one at a time, and the number of seeds
+//! `cargo xtask bugs`: 28 deliberate bugs of the engine, one at a time, and the number of seeds
 //! that the simulation needs to find each.
 //!
 //! Each bug is a change of one place in a copy of the tree. All bugs are built into one program,
@@ -47,7 +47,7 @@ const BUGS: &[Bug] = &[
         what: "a claim whose answer was lost is never released",
         file: "onetake-core/src/engine/claim.rs",
         from: "    lost_claim::release(engine, id, attempt);\n",
-        to: "    if !BUG {\n                lost_claim::release(engine, id, attempt);\n            }\n",
+        to: "    if !BUG {\n        lost_claim::release(engine, id, attempt);\n    }\n",
     },
     Bug {
         what: "the release of a lost claim gives up when the claim has not landed yet",
@@ -168,6 +168,24 @@ const BUGS: &[Bug] = &[
         file: "onetake-core/src/engine/bypass.rs",
         from: "Arc::clone(&self.running).try_acquire_owned()",
         to: "let running = if BUG { Arc::new(tokio::sync::Semaphore::new(1)) } else { Arc::clone(&self.running) };\n        running.try_acquire_owned()",
+    },
+    Bug {
+        what: "a node that is overloaded or shuts down runs operations without a record",
+        file: "onetake-core/src/engine/bypass.rs",
+        from: "let _permit = self.inner.admit()?;",
+        to: "let _permit = match self.inner.admit() {\n            Err(error) if BUG => Arc::new(tokio::sync::Semaphore::new(1)).try_acquire_owned().map_err(|_| error)?,\n            permit => permit?,\n        };",
+    },
+    Bug {
+        what: "a lost claim counts as an outage although the store answers its renewal",
+        file: "onetake-core/src/engine/claim.rs",
+        from: "        Ok(_) => {\n            let what = \"the answer to the claim was lost, and its attempt does not have the key\";",
+        to: "        Ok(_) if BUG => error,\n        Ok(_) => {\n            let what = \"the answer to the claim was lost, and its attempt does not have the key\";",
+    },
+    Bug {
+        what: "an operation runs without a record although a claim has found its record",
+        file: "onetake-core/src/engine/resolve.rs",
+        from: "Self::Failed(error, _) if is_taken =>",
+        to: "Self::Failed(error, _) if is_taken && !BUG =>",
     },
     Bug {
         what: "callers wait beyond the limit of a node",

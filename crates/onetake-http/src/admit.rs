@@ -38,6 +38,8 @@ pub(crate) struct Admitted {
     /// False if the issued key has expired and the operation has an outcome. The outcome may be
     /// shown, but nothing runs.
     may_run: bool,
+    /// True if one of the checks found a record of the key in the store.
+    has_record: bool,
 }
 
 impl Identity {
@@ -60,7 +62,7 @@ impl Identity {
     }
 
     async fn check(self: Box<Self>, shared: &LayerState) -> Result<Admitted, Refusal> {
-        let may_run = self.may_run(shared).await?;
+        let found = self.find_record(shared).await?;
         let waiting = AsyncWait::of(&self, shared).map(Box::new);
         let Self { head, parts, limits, operation, .. } = &*self;
         let (policy, scope) = (&head.policy, &head.scope);
@@ -68,23 +70,26 @@ impl Identity {
         let guard = guard.map_err(|problem| self.refused(problem))?;
         let pass = velocity::pass(shared, policy, limits, operation).await;
         let pass = pass.map_err(|problem| self.refused(problem))?;
-        Ok(Admitted { identity: self, waiting, pass, payload: guard, may_run })
+        let may_run = found.as_deref().is_none_or(may_run_again);
+        let has_record = found.is_some() || pass.has_record();
+        Ok(Admitted { identity: self, waiting, pass, payload: guard, may_run, has_record })
     }
 
-    /// Returns true if the operation may run, and false if only its recorded outcome may be shown.
+    /// Returns the record of an issued key that has expired. Other keys are not looked up.
     ///
     /// The expiry of an issued key counts only if the key has no record (S15) and none is about to
     /// be written. An attempt of this process is known before its record is written.
-    async fn may_run(&self, shared: &LayerState) -> Result<bool, Refusal> {
+    async fn find_record(&self, shared: &LayerState) -> Result<Option<Arc<Record>>, Refusal> {
         let (engine, id) = (&shared.engine, self.operation.id);
         if !self.head.is_expired(&**engine.clock()) {
-            return Ok(true);
+            return Ok(None);
         }
         let was_under_way = engine.is_under_way(id);
         match engine.look(id).await {
-            Ok(Some(record)) => Ok(may_run_again(&record)),
-            Ok(None) if was_under_way || engine.is_under_way(id) => Ok(true),
-            Ok(None) => Err(self.refused(issued::invalid())),
+            Ok(None) if !was_under_way && !engine.is_under_way(id) => {
+                Err(self.refused(issued::invalid()))
+            }
+            Ok(found) => Ok(found),
             Err(error) => Err(self.refused(problem_of_error(&error, id.reference()))),
         }
     }
@@ -122,7 +127,7 @@ impl Admitted {
         Res: Body<Data = Bytes> + Send + 'static,
         Res::Error: Into<BoxError> + Send,
     {
-        let Self { identity, waiting, pass, payload: guard, may_run } = self;
+        let Self { identity, waiting, pass, payload: guard, may_run, has_record } = self;
         let Identity { head, parts, data, trailers, place, key, mut operation, .. } = *identity;
         let (engine, policy) = (&shared.engine, Arc::clone(&head.policy));
         let reference = operation.id.reference();
@@ -134,6 +139,7 @@ impl Admitted {
         let deadline = call.head.deadline;
         let mut job = OperationWork::new(inner, call, shared, trace, &client);
         (job.place, job.pass, job.may_run) = (Some(place), pass.clone(), may_run);
+        job.has_record = has_record;
         job.payload = guard;
         job.kept_from = waiting.as_ref().map(|waiting| waiting.due);
         let asking = pass.asking();

@@ -46,8 +46,10 @@ fn obstacle<S, Req>(
     if job.call.head.is_over(clock) {
         return Some(deadline::exceeded());
     }
-    // The issued key has expired, or the operation has an outcome (S15).
-    if !job.may_run || job.call.head.is_expired(clock) {
+    // The issued key has expired, or the operation has an outcome (S15). Or the key is known to be
+    // taken (S10): the store answered before it became unreachable, or this process has the key.
+    let is_taken = job.has_record || respond.shared.engine.is_taken_here(respond.id);
+    if !job.may_run || is_taken || job.call.head.is_expired(clock) {
         return Some(problem_of_error(error, respond.id.reference()));
     }
     job.misfit()

@@ -142,17 +142,21 @@ async fn recover(
 ) -> Result<Claimed, StoreError> {
     let id = operation.id;
     let renewal = Settlement { id, attempt, transition: Transition::Renew };
-    match engine.settles.submit(renewal).await {
+    let error = match engine.settles.submit(renewal).await {
         Ok(Settled::Done { record, .. })
             if record.attempt == attempt && matches!(record.state, State::Running { .. }) =>
         {
-            Ok(Claimed::Granted { fence: record.fence })
+            return Ok(Claimed::Granted { fence: record.fence });
         }
         // The key has another attempt's record, or none: the claim did not arrive, or not yet. Not
-        // running is always safe.
-        _ => {
-            lost_claim::release(engine, id, attempt);
-            Err(error)
+        // running is always safe. The store works, so this is not an outage, in which a caller may
+        // run without a record (S10).
+        Ok(_) => {
+            let what = "the answer to the claim was lost, and its attempt does not have the key";
+            StoreError::new(StoreErrorKind::Busy, what)
         }
-    }
+        Err(_) => error,
+    };
+    lost_claim::release(engine, id, attempt);
+    Err(error)
 }

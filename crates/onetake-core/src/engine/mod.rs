@@ -223,6 +223,14 @@ impl Engine {
         Ok(inner.read(id).await?.is_some())
     }
 
+    /// True if this process knows, without asking the store, that the key is taken: one of its own
+    /// attempts holds the lease, or the cache has the outcome.
+    #[must_use]
+    pub fn is_taken_here(&self, id: RecordId) -> bool {
+        let inner = &self.inner;
+        inner.flights.runs(&id) || inner.cache.get(&id, inner.clock.monotonic()).is_some()
+    }
+
     /// True if an attempt of this process is under way, even if the store has not answered its
     /// claim yet.
     #[must_use]

@@ -21,7 +21,7 @@ use super::claim::claim;
 use super::flight::{Entered, Flight};
 use super::retry::roll_back;
 use super::tasks::{Detached, in_span};
-use super::wait::{Patience, WaitStep, interpret, join, settled, wait_for_other_node};
+use super::wait::{OtherNode, Patience, WaitStep, interpret, join, settled, wait_for_other_node};
 use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
 /// The part of the operation's task that uses a granted lease.
@@ -43,7 +43,19 @@ pub(super) struct Proceeded<T> {
 pub(super) enum Resolved<G: Granted> {
     Proceeded(G::Reply),
     Answered(Answer, G),
+    /// The work is returned if the caller may run it without a record.
     Failed(EngineError, Option<G>),
+}
+
+impl<G: Granted> Resolved<G> {
+    /// Keeps the work of a failure if the key is taken: then the operation does not run without a
+    /// record either (S10).
+    fn if_taken(self, is_taken: bool) -> Self {
+        match self {
+            Self::Failed(error, _) if is_taken => Self::Failed(error, None),
+            resolved => resolved,
+        }
+    }
 }
 
 /// The result of a claim.
@@ -79,6 +91,8 @@ impl Engine {
         // The store compares one fingerprint. If the record was sealed with an earlier secret, that
         // fingerprint is sent.
         let mut asked = operation.fingerprint;
+        // True if the store was seen to have a record that excludes another run.
+        let mut is_taken = false;
         let mut patience = Patience::new(inner, operation.in_flight);
         loop {
             if let Some(answer) = self.known(operation) {
@@ -88,7 +102,7 @@ impl Engine {
                 Entered::Full => WaitStep::Answer(Answer::InFlight),
                 Entered::Leader(flight) => {
                     match self.lead(operation, asked, flight, granted).await {
-                        TaskMessage::Resolved(resolved) => return resolved,
+                        TaskMessage::Resolved(resolved) => return resolved.if_taken(is_taken),
                         TaskMessage::Found(record, now, unused) => {
                             granted = unused;
                             interpret(&record, &asked, now)
@@ -97,21 +111,26 @@ impl Engine {
                 }
                 Entered::Joiner(phase) => match join(&asked, phase, &mut patience).await {
                     Ok(next) => next,
-                    Err(error) => return Resolved::Failed(error, Some(granted)),
+                    Err(error) => {
+                        return Resolved::Failed(error, Some(granted)).if_taken(is_taken);
+                    }
                 },
             };
             let answer = match next {
                 WaitStep::Answer(answer) => answer,
                 WaitStep::Again => continue,
                 WaitStep::Other(found) if operation.recognises(&found) => {
-                    asked = found;
+                    (asked, is_taken) = (found, true);
                     continue;
                 }
                 WaitStep::Other(_) => Answer::Mismatch,
                 WaitStep::RunsElsewhere => {
                     match wait_for_other_node(inner, operation.id, &asked, &mut patience).await {
-                        Some(answer) => answer,
-                        None => continue,
+                        OtherNode::Answer(answer) => answer,
+                        OtherNode::Again { is_free } => {
+                            is_taken = !is_free;
+                            continue;
+                        }
                     }
                 }
             };

@@ -133,38 +133,52 @@ pub(super) async fn join(
     }
 }
 
-/// Waits for an attempt of another node. Returns `None` if the caller should ask the store again.
+/// The end of a wait for an attempt of another node.
+pub(super) enum OtherNode {
+    Answer(Answer),
+    /// The caller should ask the store again. `is_free` is true if the key has no record any more.
+    Again {
+        is_free: bool,
+    },
+}
+
+/// Waits for an attempt of another node.
 pub(super) async fn wait_for_other_node(
     engine: &Inner,
     id: RecordId,
     asked: &Fingerprint,
     patience: &mut Patience<'_>,
-) -> Option<Answer> {
+) -> OtherNode {
     let left = match patience.left() {
         Ok(left) => left,
-        Err(answer) => return Some(answer),
+        Err(answer) => return OtherNode::Answer(answer),
     };
     let mut seen = engine.remote.watch(id);
     let found = tokio::select! {
         biased;
         found = stopped(&mut seen) => found,
-        () = engine.clock.sleep(left) => return Some(Answer::WaitTimeout),
+        () = engine.clock.sleep(left) => return OtherNode::Answer(Answer::WaitTimeout),
     };
-    let record = found?;
+    let record = match found {
+        Some(Some(record)) => record,
+        Some(None) => return OtherNode::Again { is_free: true },
+        None => return OtherNode::Again { is_free: false },
+    };
     if record.fingerprint != *asked {
-        return None;
+        return OtherNode::Again { is_free: false };
     }
     match record.state {
-        State::Released { .. } => Some(Answer::InFlight),
-        _ => settled(&record),
+        State::Released { .. } => OtherNode::Answer(Answer::InFlight),
+        _ => settled(&record).map_or(OtherNode::Again { is_free: false }, OtherNode::Answer),
     }
 }
 
-/// Returns the record once it no longer runs; `None` if there is none, or the polling has ended.
-async fn stopped(seen: &mut Reader<RemoteState>) -> Option<Arc<Record>> {
+/// Returns what is in the store once the record no longer runs: the record, or `Some(None)` if there
+/// is none. Returns `None` if the polling has ended.
+async fn stopped(seen: &mut Reader<RemoteState>) -> Option<Option<Arc<Record>>> {
     loop {
         if let Some(found) = seen.get() {
-            return found;
+            return Some(found);
         }
         seen.changed().await.ok()?;
     }

@@ -25,15 +25,16 @@ pub(crate) struct Counter {
 }
 
 /// One operation that is being decided, shared by all its concurrent requests.
-pub(super) struct PendingOperation {
+pub(crate) struct PendingOperation {
     counter: Arc<Counter>,
     id: [u8; 32],
     ruling: OnceCell<CountDecision>,
 }
 
 pub(super) enum CountDecision {
-    /// This process or the store knows the key. Nothing is counted.
-    Known,
+    /// This process or the store knows the key. Nothing is counted. `has_record` is false if only an
+    /// attempt of this process is known, whose claim may still fail.
+    Known { has_record: bool },
     /// The operation was counted. Its key is fresh, or the store is unavailable (`away`) and the
     /// route runs operations without it.
     Counted { taken: TakenCounts, away: Option<EngineError> },
@@ -123,8 +124,10 @@ impl PendingOperation {
         runs_anyway: impl Fn(&EngineError) -> bool,
     ) -> &CountDecision {
         let decide = async || {
-            let away = match self.counter.engine.is_known(operation).await {
-                Ok(true) => return CountDecision::Known,
+            let engine = &self.counter.engine;
+            let is_claimed_here = engine.is_under_way(operation.id);
+            let away = match engine.is_known(operation).await {
+                Ok(true) => return CountDecision::Known { has_record: !is_claimed_here },
                 Ok(false) => None,
                 Err(error) if runs_anyway(&error) => Some(error),
                 Err(error) => return CountDecision::Away(error),

@@ -91,7 +91,15 @@ pub(crate) struct Limit {
 /// The permission of the velocity limits. The counts for it are undone on drop, unless `keep` was
 /// called.
 #[derive(Clone, Default)]
-pub(crate) struct Pass(Option<Arc<PendingOperation>>);
+pub(crate) enum Pass {
+    /// The route has no limits.
+    #[default]
+    Unlimited,
+    /// The key is known, and nothing was counted.
+    Known,
+    /// The decision is shared with other requests for the same operation.
+    Decided(Arc<PendingOperation>),
+}
 
 impl Pass {
     /// Keeps the counts. Call it if the operation runs, or has a record without having run: its key
@@ -116,8 +124,22 @@ impl Pass {
         }
     }
 
+    /// Returns true if the store was seen to have a record of the key.
+    pub(crate) fn has_record(&self) -> bool {
+        match self {
+            Self::Unlimited => false,
+            Self::Known => true,
+            Self::Decided(_) => {
+                matches!(self.decision(), Some(CountDecision::Known { has_record: true }))
+            }
+        }
+    }
+
     fn decision(&self) -> Option<&CountDecision> {
-        self.0.as_ref()?.decision()
+        match self {
+            Self::Unlimited | Self::Known => None,
+            Self::Decided(entry) => entry.decision(),
+        }
     }
 }
 
@@ -160,7 +182,7 @@ pub(crate) async fn pass(
         // A known key is answered, even if the body of this request cannot be read.
         Err(problem) => {
             return match shared.engine.is_known(operation).await {
-                Ok(true) => Ok(Pass::default()),
+                Ok(true) => Ok(Pass::Known),
                 Ok(false) => Err(problem.clone()),
                 Err(error) if fail_open::is_open(policy, &error) => Err(problem.clone()),
                 Err(error) => Err(failed(&error)),
@@ -170,7 +192,7 @@ pub(crate) async fn pass(
     let runs_anyway = |error: &EngineError| fail_open::is_open(policy, error);
     let entry = shared.velocity.enter(operation, limits);
     match entry.decide(operation, limits, runs_anyway).await {
-        CountDecision::Known | CountDecision::Counted { .. } => Ok(Pass(Some(entry))),
+        CountDecision::Known { .. } | CountDecision::Counted { .. } => Ok(Pass::Decided(entry)),
         CountDecision::Refused { rate, retry_after } => Err(exceeded(*rate, *retry_after)),
         CountDecision::Away(error) => Err(failed(error)),
     }

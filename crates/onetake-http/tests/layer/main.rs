@@ -12,6 +12,7 @@ mod handlers;
 mod ietf_draft;
 #[cfg(feature = "axum")]
 mod keys_from_values;
+mod known_keys_in_outages;
 mod operator_actions;
 #[path = "../policy_matrix/mod.rs"]
 mod policy_matrix;

@@ -20,7 +20,7 @@ use super::node::Front;
 use super::plan::{ClientPlan, Mode, OperationPlan};
 use super::simulator::Simulator;
 use super::timeline::{MILLISECOND, Micros, SECOND};
-use super::upstream::{PAYLOAD, TENANT};
+use super::upstream::{ARRIVED_AT, PAYLOAD, TENANT};
 use super::world::World;
 
 /// The place of the clients' executor.
@@ -180,7 +180,7 @@ impl Simulator {
             return;
         }
         let front = process.front.clone();
-        let serving = serve(node, front, request(&asked, location));
+        let serving = serve(node, front, request(&asked, location, world.now()));
         process.executor.spawn(answering(world, CutAfter::new(serving, cut), gone, tell));
     }
 }
@@ -215,7 +215,7 @@ async fn answering(
     );
 }
 
-fn request(asked: &ClientRequest, location: Option<String>) -> Request<Body> {
+fn request(asked: &ClientRequest, location: Option<String>, arrived_at: Micros) -> Request<Body> {
     let body = format!("payload {}", asked.payload);
     let length = body.len();
     let mut request = Request::new(Body::from(body));
@@ -235,6 +235,7 @@ fn request(asked: &ClientRequest, location: Option<String>) -> Request<Body> {
     insert("idempotency-key", asked.key.clone());
     insert(TENANT, asked.tenant.to_string());
     insert(PAYLOAD, asked.payload.to_string());
+    insert(ARRIVED_AT, arrived_at.to_string());
     if let Some(seconds) = asked.wait_seconds {
         insert("prefer", format!("wait={seconds}"));
     }

@@ -11,7 +11,7 @@
 //! | [`plan`], [`theme`] | everything that a seed decides in advance |
 //! | [`simulator`] | the loop: events, processes, and the checks at the end |
 //! | [`timeline`], [`executor`], [`random`] | time, tasks and randomness |
-//! | [`world`], [`backend`], [`node_store`], [`journal`] | the network, the store and the disks |
+//! | [`world`], [`backend`], [`node_store`], `store_call`, [`journal`] | the network, the store and the disks |
 //! | [`node`], [`job`], [`upstream`], [`reconciler`], [`client`], [`operator`] | the actors |
 //! | [`history`], [`gauges`] | the events, and the invariants that they are checked against |
 //! | [`mod@shrink`] | makes failing plans smaller |
@@ -31,6 +31,7 @@ pub mod random;
 pub mod reconciler;
 pub mod shrink;
 pub mod simulator;
+mod store_call;
 pub mod theme;
 pub mod timeline;
 pub mod upstream;

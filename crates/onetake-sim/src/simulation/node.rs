@@ -20,7 +20,7 @@ use super::plan::{Mode, NodePlan, WaitMode};
 use super::random::{Random, SeededRng};
 use super::reconciler::Desk;
 use super::timeline::{MILLISECOND, Micros, SimulatedClock};
-use super::upstream::{Proxy, TENANT};
+use super::upstream::{ARRIVED_AT, Proxy, TENANT};
 use super::world::World;
 
 /// The service of a node: the layer around the proxy.
@@ -183,13 +183,26 @@ struct Routes(Vec<(&'static str, Arc<Policy>)>);
 
 impl onetake_http::Resolve for Routes {
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
-        let (_, policy) = self.0.iter().find(|(path, _)| *path == parts.uri.path())?;
-        Some(Arc::clone(policy))
+        let (path, policy) = self.0.iter().find(|(path, _)| *path == parts.uri.path())?;
+        let arrived_at = parts.headers.get(ARRIVED_AT).and_then(|value| value.to_str().ok());
+        let Some(arrived_at) = arrived_at.filter(|_| policy.on_store_down == OnStoreDown::FailOpen)
+        else {
+            return Some(Arc::clone(policy));
+        };
+        // The label becomes a part of the claim, so that the history knows whose claim it is.
+        let policy = Policy::clone(policy).label(format!("{path} {arrived_at}"));
+        policy.mark_checked();
+        Some(Arc::new(policy))
     }
 
     fn handle_tenants(&self) -> Vec<Tenant> {
         vec![tenant()]
     }
+}
+
+/// Returns the time at which a request arrived, from the label of its policy.
+pub(super) fn arrival_in(label: &str) -> Option<Micros> {
+    label.split_once(' ')?.1.parse().ok()
 }
 
 fn tenant() -> Tenant {
@@ -260,12 +273,16 @@ fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
         .in_flight(in_flight)
         .remember([MemoField::Key])
         .upstream_timeout(plan.run_max);
-    match mode {
+    let policy = match mode {
         Mode::Rollback => policy.transactional_unchecked(),
-        Mode::FailOpen => policy.on_store_down(OnStoreDown::FailOpen),
         Mode::Retry => policy.on_retry(roll_back(world)),
         _ => policy,
+    };
+    if !world.plan.fails_open(mode) {
+        return policy;
     }
+    let policy = policy.on_store_down(OnStoreDown::FailOpen);
+    if world.plan.fail_open_is_counted { policy.velocity(["tenant"], "1000/s") } else { policy }
 }
 
 /// Returns the terms of a route.

@@ -4,9 +4,10 @@
 //! engine sends a settlement again if its answer was lost, and the first copy may still be on its
 //! way. It does not repeat claims: neither the engine nor a store's driver sends a claim twice.
 //!
-//! An item that is answered with "unavailable", "busy" or "corrupt" is never applied. These errors
+//! An item that is answered with "unavailable", "busy" or "corrupt" is not applied. These errors
 //! promise that nothing was written. An item that may be applied, now or later, is answered with
-//! "indeterminate".
+//! "indeterminate". In some plans a write that is answered with "unavailable" is applied all the
+//! same: the safety of operations must not rest on that promise.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +24,7 @@ use tokio::sync::oneshot;
 
 use super::history::Actor;
 use super::random::Random;
+use super::store_call::{AboutKey, AnswerAboutKey, Call, news_of};
 use super::timeline::{MILLISECOND, Micros, SECOND};
 use super::world::World;
 
@@ -77,9 +79,10 @@ impl NodeStore {
         apply: Apply<T, R>,
     ) -> BoxFuture<'_, Answers<R>>
     where
-        T: Clone + Send + 'static,
-        R: Send + 'static,
+        T: AboutKey + Clone + Send + 'static,
+        R: AnswerAboutKey + Send + 'static,
     {
+        let call = Call::about(&self.world, self.actor(), &batch);
         let count = batch.len();
         let fates = self.fates(count);
         let told_after = fates.iter().map(|fate| fate.told_after).max().unwrap_or(0);
@@ -98,7 +101,7 @@ impl NodeStore {
                 self.apply_after(after, item, apply, slot);
             }
         }
-        self.tell_after(told_after, answered)
+        self.tell_after(told_after, answered, call)
     }
 
     /// Schedules the application of one item on the server, and keeps its answer.
@@ -136,10 +139,11 @@ impl NodeStore {
     }
 
     /// Schedules the answer to the caller.
-    fn tell_after<R: Send + 'static>(
+    fn tell_after<R: AnswerAboutKey + Send + 'static>(
         &self,
         after: Micros,
         answered: Answered<R>,
+        call: Call,
     ) -> BoxFuture<'static, Answers<R>> {
         let (tell, told) = oneshot::channel();
         let (world, place) = (Arc::clone(&self.world), self.node + 1);
@@ -153,7 +157,13 @@ impl NodeStore {
         );
         async move {
             match told.await {
-                Ok(answers) => answers,
+                Ok(answers) => {
+                    call.answered(answers.iter().map(|answer| match answer {
+                        Ok(answer) => answer.news(),
+                        Err(error) => news_of(error),
+                    }));
+                    answers
+                }
                 Err(_) => std::future::pending().await,
             }
         }
@@ -172,6 +182,7 @@ impl NodeStore {
             return std::future::pending().boxed();
         };
         let after = if error.is_some() { told_after } else { applied_after.unwrap_or(told_after) };
+        let call = Call::about_no_key(&self.world, self.actor());
         self.world.timeline.after(
             after,
             Box::new(move |_| {
@@ -185,7 +196,10 @@ impl NodeStore {
         );
         async move {
             match told.await {
-                Ok(answer) => answer,
+                Ok(answer) => {
+                    call.answered(std::iter::once(answer.as_ref().err().and_then(news_of)));
+                    answer
+                }
                 Err(_) => std::future::pending().await,
             }
         }
@@ -206,14 +220,23 @@ impl NodeStore {
             };
             return vec![fate; count];
         }
-        self.world.decide("store", |random| {
+        let mut fates = self.world.decide("store", |random| {
             let is_each = random.chance(300);
             let one = fate(random, cut, noise, delay_max, late_max);
             if !is_each {
                 return vec![one; count];
             }
             (0..count).map(|_| fate(random, cut, noise, delay_max, late_max)).collect()
-        })
+        });
+        if self.world.plan.unavailable_may_be_applied {
+            let refused = |fate: &&mut ItemFate| fate.error == Some(StoreErrorKind::Unavailable);
+            for fate in fates.iter_mut().filter(refused) {
+                fate.applied_after = self.world.decide("unavailable", |random| {
+                    random.chance(300).then(|| random.below(late_max))
+                });
+            }
+        }
+        fates
     }
 }
 

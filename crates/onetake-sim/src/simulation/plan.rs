@@ -234,10 +234,10 @@ pub enum Fault {
         /// The number of affected calls in a thousand.
         per_mille: u64,
     },
-    /// The store's clock is set back.
-    StoreClockBack {
-        /// The difference.
-        by: Micros,
+    /// The store's clock is set back, or forward.
+    StoreClock {
+        /// The difference, in microseconds: less than zero if it is set back.
+        by: i64,
     },
     /// A node's wall clock is changed.
     WallClock {
@@ -320,6 +320,13 @@ pub struct Plan {
     /// True if one node owns the store alone, and opening the store makes running attempts unknown
     /// (as in the embedded store).
     pub is_exclusive: bool,
+    /// True if routes of the mode `retry` are fail-open, too.
+    pub retry_fails_open: bool,
+    /// True if fail-open routes have a velocity limit, which no client reaches.
+    pub fail_open_is_counted: bool,
+    /// True if a write that the store answers with "unavailable" can be applied, now or later. The
+    /// contract of a store rules that out. Only promises about keys that are free again rely on it.
+    pub unavailable_may_be_applied: bool,
     /// The rare situation of this plan, if there is one.
     pub theme: Option<Theme>,
 }
@@ -361,6 +368,7 @@ impl Plan {
             .map(|number| fault(&mut random, number, &nodes, &operations, faults_end))
             .filter(|planned| !is_exclusive || !planned.fault.is_of_the_network())
             .collect();
+        let mut routes = Random::new(seed, "routes");
         let mut plan = Self {
             seed,
             nodes,
@@ -372,10 +380,36 @@ impl Plan {
             faults_end,
             is_uniform,
             is_exclusive,
+            retry_fails_open: routes.chance(300),
+            fail_open_is_counted: routes.chance(500),
+            unavailable_may_be_applied: routes.chance(150),
             theme: None,
         };
+        plan.bound_steps_forward();
         theme::apply(&mut plan);
         plan
+    }
+
+    /// Returns true if the route runs operations without a record while the store is unreachable.
+    #[must_use]
+    pub fn fails_open(&self, mode: Mode) -> bool {
+        mode == Mode::FailOpen || (mode == Mode::Retry && self.retry_fails_open)
+    }
+
+    /// Sets the store's clock forward once at most, by a quarter of the shortest grace. The grace is
+    /// what covers such a step: with a longer one, a lease can end while its owner relies on it.
+    fn bound_steps_forward(&mut self) {
+        let graces = self.nodes.iter().map(|node| onetake_core::clock::micros(node.terms.grace));
+        let max = (graces.min().unwrap_or(0) / 4).cast_signed();
+        let mut is_first = true;
+        for planned in &mut self.faults {
+            if let Fault::StoreClock { by } = &mut planned.fault
+                && *by > 0
+            {
+                *by = if is_first { max.min(*by) } else { -*by };
+                is_first = false;
+            }
+        }
     }
 
     /// Returns the longest lease and grace of any node.
@@ -502,7 +536,10 @@ fn fault(
         }
         10..=11 => Fault::CutStore { node, length, hangs: random.chance(500) },
         12..=13 => Fault::Noise { length, per_mille: random.between(100, 700) },
-        14 => Fault::StoreClockBack { by: random.between(MILLISECOND, lease / 4) },
+        14 => {
+            let by = random.between(MILLISECOND, lease / 4).cast_signed();
+            Fault::StoreClock { by: if by % 2 == 0 { by } else { -by } }
+        }
         15 => {
             let by = random.between(0, 4 * SECOND).cast_signed() - (2 * SECOND).cast_signed();
             Fault::WallClock { node, by }

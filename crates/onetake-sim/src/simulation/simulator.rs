@@ -158,7 +158,7 @@ impl Simulator {
             }
             Fault::CutStore { node, length, hangs } => world.cut_store(node, length, hangs),
             Fault::Noise { length, per_mille } => world.add_noise(length, per_mille),
-            Fault::StoreClockBack { by } => world.backend.clock().step_wall(-by.cast_signed()),
+            Fault::StoreClock { by } => world.backend.clock().step_wall(by),
             Fault::WallClock { node, by } => {
                 if let Some(node) = self.nodes.get(node) {
                     node.clock.step_wall(by);
@@ -206,6 +206,7 @@ impl Simulator {
         // The node's clock may be a little too fast.
         let patient_until = world.now() + patience - patience / 50;
         world.history.shuts_down(index, process.incarnation, patient_until);
+        world.history.closes(world.now(), Actor::Node(index, process.incarnation));
         // Unsaved outcomes are in the journal, unless there is none or it could not be written.
         let has_journal = self.nodes.get(index).is_some_and(|node| node.plan.has_journal);
         let breaks =
@@ -315,6 +316,7 @@ impl Simulator {
                 let until = world.now().saturating_add(*length);
                 node.armed = None;
                 node.suspended_until = until;
+                world.history.suspends(world.now(), index, until);
                 let length = until.saturating_sub(world.now());
                 world.history.event(world.now(), "suspend", &[index as u64], || {
                     format!("node {index} for {length} us")
@@ -431,6 +433,9 @@ impl Simulator {
             if files > 0 && node.plan.has_journal {
                 let what = format!("the journal of node {} has {files} files", node.index);
                 history.violate(now, "journals are empty", what);
+            }
+            if world.plan.unavailable_may_be_applied {
+                continue;
             }
             let own = Actor::Node(node.index, process.incarnation);
             for (id, attempt) in history.unknown_but_never_started(own) {

@@ -219,9 +219,7 @@ impl Staged<'_> {
 
     /// Makes all configurations the same, and all clocks agree.
     fn make_uniform(&mut self) {
-        self.leave_out(|fault| {
-            matches!(fault, Fault::WallClock { .. } | Fault::StoreClockBack { .. })
-        });
+        self.leave_out(|fault| matches!(fault, Fault::WallClock { .. } | Fault::StoreClock { .. }));
         self.plan.is_uniform = true;
         if let Some(first) = self.plan.nodes.first().copied() {
             self.each_node(|node| {

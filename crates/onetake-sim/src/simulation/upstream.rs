@@ -13,13 +13,14 @@ use http_body_util::BodyExt;
 use onetake_core::clock::micros;
 use onetake_core::engine::Attempt;
 use onetake_core::store::{Settled, Settlement};
-use onetake_core::{Completion, Transition};
+use onetake_core::{Completion, Key, RecordId, Scope, Transition};
+use onetake_http::tenant::tenant_named;
 use onetake_http::transaction::InTransaction;
 use onetake_http::{AttemptReport, Disposition, OperationContext, RequestBody};
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use super::history::{Actor, RunNumber};
+use super::history::{Actor, BypassedRun, RunNumber};
 use super::plan::{Mode, UpstreamPlan};
 use super::random::Random;
 use super::timeline::Micros;
@@ -29,6 +30,8 @@ use super::world::World;
 pub const PAYLOAD: &str = "x-payload";
 /// The header with the tenant of a request.
 pub const TENANT: &str = "x-tenant";
+/// The header with the time at which a request arrived at its node.
+pub const ARRIVED_AT: &str = "x-arrived-at";
 
 /// The behaviour of the upstream in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -257,6 +260,22 @@ impl Proxy {
         Self { world: Arc::clone(world), node, incarnation }
     }
 
+    /// Records a run without a record. It ends when the future of the call is dropped.
+    fn bypass(
+        &self,
+        number: RunNumber,
+        at: Micros,
+        parts: &Parts,
+        (tenant, key): (u8, &str),
+    ) -> Option<Bypass> {
+        let arrived_at = parts.headers.get(ARRIVED_AT)?.to_str().ok()?.parse().ok()?;
+        let scope = Scope::new(tenant_named(&format!("header:{tenant}"))?);
+        let id = RecordId::derive(&scope, &Key::new(key).ok()?);
+        let by = Actor::Node(self.node, self.incarnation);
+        self.world.history.bypasses(at, BypassedRun { number, by, id, arrived_at });
+        Some(Bypass { world: Arc::clone(&self.world), number })
+    }
+
     /// Does the work of a route whose effect commits with its outcome.
     async fn transact(self, mut parts: Parts, run: RunNumber, text: String) -> Response<Body> {
         let Ok(running) = InTransaction::from_request_parts(&mut parts, &()).await else {
@@ -273,6 +292,18 @@ impl Proxy {
             Some(true) => response,
             Some(false) | None => answer(StatusCode::INTERNAL_SERVER_ERROR, "not committed"),
         }
+    }
+}
+
+/// A run without a record that has not ended.
+struct Bypass {
+    world: Arc<World>,
+    number: RunNumber,
+}
+
+impl Drop for Bypass {
+    fn drop(&mut self) {
+        self.world.history.bypass_ended(self.number);
     }
 }
 
@@ -302,6 +333,7 @@ where
         let now = self.world.now();
         let (run, text) =
             self.world.history.started(now, self.node, attempt, (tenant, &key, payload), mode);
+        let bypass = attempt.is_none().then(|| self.bypass(run, now, &parts, (tenant, &key)));
         if mode == Mode::Rollback {
             let proxy = self.clone();
             return async move { Ok(proxy.transact(parts, run, text).await) }.boxed();
@@ -309,6 +341,7 @@ where
         let (_, told) = self.world.call_upstream(self.node, run, &text);
         let world = Arc::clone(&self.world);
         async move {
+            let _bypass = bypass;
             match told.await {
                 Ok(exchange) => {
                     if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {

@@ -5,6 +5,7 @@
 //! it happens, by the text of the design and not by the engine's own functions. The first violation
 //! ends the simulation.
 
+mod bypass;
 mod responses;
 mod runs;
 mod store;
@@ -20,6 +21,7 @@ use onetake_core::{AttemptId, Cause, OnUnknown, Record, RecordId, State, Timesta
 use super::plan::{Fault, Mode, Plan};
 use super::timeline::Micros;
 
+pub use bypass::{BypassedRun, Question, StoreNews};
 pub use responses::{ClientRequest, ReceivedResponse};
 pub use runs::{RunNumber, Truth};
 pub use store::Actor;
@@ -76,7 +78,15 @@ pub(super) struct Facts {
     told: BTreeMap<AttemptId, Micros>,
     /// The total by which the store's clock is set back.
     set_back: Micros,
+    /// The total by which the store's clock is set forward.
+    set_ahead: Micros,
     cache_age_max: Micros,
+    /// What the processes know of the store, for runs without a record.
+    knowledge: bypass::Knowledge,
+    /// The time for which each node waits for the answer to a claim.
+    claim_patience: Vec<Micros>,
+    /// True if routes of the mode `retry` are fail-open.
+    retry_fails_open: bool,
 }
 
 /// The history of one key.
@@ -126,13 +136,17 @@ impl History {
     #[must_use]
     pub fn new(plan: &Plan, traces: bool) -> Self {
         let set_clocks = plan.faults.iter().any(|planned| {
-            matches!(planned.fault, Fault::WallClock { .. } | Fault::StoreClockBack { .. })
+            matches!(planned.fault, Fault::WallClock { .. } | Fault::StoreClock { .. })
         });
-        let set_back = plan.faults.iter().map(|planned| match planned.fault {
-            Fault::StoreClockBack { by } => by,
-            _ => 0,
-        });
+        let steps = || {
+            plan.faults.iter().map(|planned| match planned.fault {
+                Fault::StoreClock { by } => by,
+                _ => 0,
+            })
+        };
         let ages = plan.nodes.iter().map(|node| node.limits.cache_age_max);
+        let patiences =
+            plan.nodes.iter().map(|node| onetake_core::clock::micros(node.limits.claim_patience));
         let facts = Facts {
             violation: None,
             hash: 0xcbf2_9ce4_8422_2325,
@@ -149,9 +163,13 @@ impl History {
             running_max: plan.nodes.iter().map(|node| node.limits.running_max).collect(),
             settled_while_running: BTreeSet::new(),
             told: BTreeMap::new(),
-            set_back: set_back.sum(),
+            set_back: steps().filter(|by| *by < 0).map(i64::unsigned_abs).sum(),
+            set_ahead: steps().filter(|by| *by > 0).map(i64::unsigned_abs).sum(),
             clocks_agree: plan.is_uniform && !set_clocks,
             cache_age_max: ages.max().map_or(0, onetake_core::clock::micros),
+            knowledge: bypass::Knowledge::default(),
+            claim_patience: patiences.collect(),
+            retry_fails_open: plan.retry_fails_open,
         };
         Self { facts: Mutex::new(facts) }
     }

@@ -112,7 +112,7 @@ impl Facts {
             self.violate(at, "S17", format!("{key} was answered with {text}, which never ran"));
             return;
         }
-        if self.is_unrecorded(&text) && mode == Mode::FailOpen && !heard.is_replay {
+        if self.is_unrecorded(&text) && self.fails_open(mode) && !heard.is_replay {
             return;
         }
         let Some(id) = self.referred(heard.reference.as_deref()) else {

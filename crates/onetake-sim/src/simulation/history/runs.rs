@@ -66,7 +66,7 @@ impl History {
         });
         match attempt {
             Some(attempt) => facts.check_start(at, &attempt),
-            None if mode != Mode::FailOpen => {
+            None if !facts.fails_open(mode) => {
                 let what = format!("run {number} of {key} has no attempt");
                 facts.violate(at, "S10", what);
             }
@@ -153,6 +153,11 @@ impl History {
 }
 
 impl Facts {
+    /// Returns true if the route runs operations without a record while the store is unreachable.
+    pub(super) fn fails_open(&self, mode: Mode) -> bool {
+        mode == Mode::FailOpen || (mode == Mode::Retry && self.retry_fails_open)
+    }
+
     fn check_start(&mut self, at: Micros, attempt: &Attempt) {
         let (id, fence) = (attempt.id, attempt.fence.get());
         let key = self.key(id);
@@ -168,7 +173,9 @@ impl Facts {
             let what = format!("{id:?} started with fence {fence}, but the store has it {stands}");
             self.violate(at, "S1", what);
         }
-        self.check_running(at, attempt);
+        if let Some(owner) = self.owner_if_running(attempt) {
+            self.check_running(at, owner);
+        }
         if self.not_rolled_back.contains(&attempt.attempt) {
             let what = format!("{id:?} started although an earlier attempt was not rolled back");
             self.violate(at, "rollback before retry", what);
@@ -178,20 +185,23 @@ impl Facts {
         }
     }
 
-    /// Checks the number of operations of a process that started and are not settled, with the one
-    /// that starts now.
-    fn check_running(&mut self, at: Micros, attempt: &Attempt) {
-        let owner_if_running = |attempt: &Attempt| {
-            let key = self.keys.get(&attempt.id)?;
-            let record = key.record.as_ref()?;
-            let is_running =
-                record.attempt == attempt.attempt && matches!(record.state, State::Running { .. });
-            key.owners.get(&attempt.attempt).filter(|_| is_running)
-        };
-        let Some(owner @ Actor::Node(node, _)) = owner_if_running(attempt) else { return };
-        let others = self.runs.iter().filter_map(|run| run.attempt.as_ref());
-        let running = 1 + others.filter(|other| owner_if_running(other) == Some(owner)).count();
-        let max = self.running_max.get(*node).copied().unwrap_or(usize::MAX);
+    /// Returns the process of an attempt that has not been settled.
+    fn owner_if_running(&self, attempt: &Attempt) -> Option<Actor> {
+        let key = self.keys.get(&attempt.id)?;
+        let record = key.record.as_ref()?;
+        let is_running =
+            record.attempt == attempt.attempt && matches!(record.state, State::Running { .. });
+        key.owners.get(&attempt.attempt).copied().filter(|_| is_running)
+    }
+
+    /// Checks the number of operations of a process that have started and are not settled, with the
+    /// run that starts now. Runs without a record count too.
+    pub(super) fn check_running(&mut self, at: Micros, owner: Actor) {
+        let Actor::Node(node, _) = owner else { return };
+        let recorded = self.runs.iter().filter_map(|run| run.attempt.as_ref());
+        let recorded = recorded.filter(|other| self.owner_if_running(other) == Some(owner));
+        let running = 1 + recorded.count() + self.bypassed(owner);
+        let max = self.running_max.get(node).copied().unwrap_or(usize::MAX);
         if running > max {
             let what = format!("node {node} runs {running} operations, and {max} are allowed");
             self.violate(at, "S19", what);

@@ -11,7 +11,7 @@ use super::{Facts, Grant, History, Recorded};
 use crate::simulation::timeline::Micros;
 
 /// The author of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Actor {
     /// A process of a node: the node, and the number of its start.
     Node(usize, u64),
@@ -20,7 +20,7 @@ pub enum Actor {
 }
 
 impl Actor {
-    fn number(self) -> u64 {
+    pub(super) fn number(self) -> u64 {
         match self {
             Self::Node(node, incarnation) => node as u64 + 1 + (incarnation << 8),
             Self::Opening => 0,
@@ -310,7 +310,7 @@ impl Facts {
         forgotten_by: Option<usize>,
         store_now: Timestamp,
     ) {
-        let (cache_age, set_back) = (self.cache_age_max, self.set_back);
+        let (cache_age, set_back, set_ahead) = (self.cache_age_max, self.set_back, self.set_ahead);
         let forgets = forgotten_by.is_some();
         let key = self.key(id);
         let before = key.record.take();
@@ -323,8 +323,9 @@ impl Facts {
             || before.as_ref().map(|record| record.fence) != after.map(|it| it.fence);
         let broken = final_before.is_some() && changed && !forgets;
         if changed {
-            // A forgotten outcome may be in the caches of other nodes for a while.
-            let until = if forgets { at.saturating_add(cache_age) } else { at };
+            // A forgotten outcome may be in the caches of other nodes for a while. So may one that
+            // expired early, because the store's clock was set forward.
+            let until = at.saturating_add(if forgets { cache_age } else { set_ahead });
             if let Some(open) = key.recorded.last_mut().filter(|it| it.forgotten_by.is_none()) {
                 open.until = open.until.min(until);
                 open.forgotten_by = forgotten_by.map(|node| (node, until));

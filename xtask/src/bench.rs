@@ -39,6 +39,15 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
         std::fs::create_dir_all("docs/benchmarks").map_err(|error| error.to_string())?;
         all.extend(RESULT);
     }
+    match Command::new(build()?).args(all).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(_) => Err("the benchmark failed".to_owned()),
+        Err(error) => Err(format!("the benchmark could not be started: {error}")),
+    }
+}
+
+/// Builds the gateway and its benchmark. Returns the program of the benchmark.
+pub(crate) fn build() -> Result<PathBuf, String> {
     match cargo(BUILD) {
         Ok(true) => {}
         Ok(false) => return Err("the benchmark could not be built".to_owned()),
@@ -46,11 +55,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     }
     let folder =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
-    match Command::new(folder.join(PROGRAM)).args(all).status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(_) => Err("the benchmark failed".to_owned()),
-        Err(error) => Err(format!("the benchmark could not be started: {error}")),
-    }
+    Ok(folder.join(PROGRAM))
 }
 
 /// Runs the benches of these names, or all, one after the other.

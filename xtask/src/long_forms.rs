@@ -117,12 +117,12 @@ pub(crate) fn coverage(arguments: &[String]) -> Result<(), String> {
     print_coverage(&report)
 }
 
-fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
 /// Returns a tool of the compiler's LLVM: the one that a variable names, or the one in `PATH`.
-fn llvm_tool(variable: &str, name: &str) -> Result<PathBuf, String> {
+pub(crate) fn llvm_tool(variable: &str, name: &str) -> Result<PathBuf, String> {
     if let Some(given) = std::env::var_os(variable) {
         return Ok(given.into());
     }
@@ -177,7 +177,7 @@ fn print_row(name: &str, [branches, branches_hit, lines, lines_hit]: [u64; 4]) {
     );
 }
 
-fn number(arguments: &[String], at: usize, otherwise: u64) -> Result<u64, String> {
+pub(crate) fn number(arguments: &[String], at: usize, otherwise: u64) -> Result<u64, String> {
     let Some(text) = arguments.get(at) else { return Ok(otherwise) };
     text.parse().map_err(|_| format!("`{text}` is not a number"))
 }
@@ -193,7 +193,7 @@ fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-fn run(command: &mut Command) -> Result<(), String> {
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{command:?} ended with {status}")),

@@ -4,6 +4,7 @@ mod bench;
 mod bugs;
 mod catalogue;
 mod clients;
+mod dist;
 mod fuzz;
 mod install;
 mod long_forms;
@@ -36,7 +37,8 @@ const USAGE: &str = "\
 cargo xtask test        install what the tests need, run all tests
 cargo xtask test --fast run the tests that need no servers
 cargo xtask lint        check formatting, run clippy, build the documentation
-cargo xtask bench       measure the gateway beside other programs (docs/PERFORMANCE.md)";
+cargo xtask bench       measure the gateway beside other programs (docs/PERFORMANCE.md)
+cargo xtask dist        build the gateway as it is shipped: target/shipped/onetake";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Some("clients") => return ended(clients::run(clients::BUILD)),
         Some("sim") => return ended(long_forms::simulate(&rest)),
         Some("bench") => return ended(bench::run(&rest)),
+        Some("dist") => return ended(dist::dist(&rest)),
         Some("bugs") => return ended(bugs::run(&rest)),
         Some("coverage") => return ended(long_forms::coverage(&rest)),
         Some("fuzz") => return ended(fuzz::run(&rest)),

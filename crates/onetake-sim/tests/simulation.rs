@@ -56,6 +56,13 @@ fn two_operators_may_settle_an_unknown_attempt() {
     passes(90_004_339);
 }
 
+/// The checker was wrong about a request that waited for another node: its process had learned from
+/// a poll that the key was free again.
+#[test]
+fn a_poll_tells_waiting_requests_that_the_key_is_free() {
+    passes(200_181_141);
+}
+
 #[test]
 fn every_theme_occurs_and_half_of_the_plans_have_none() {
     let themes: Vec<Option<Theme>> = (0..600).map(|seed| Plan::new(seed).theme).collect();

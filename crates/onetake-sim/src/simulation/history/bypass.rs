@@ -1,7 +1,7 @@
 //! Checks of runs without a record (S10): the process of such a run must have learned, after the
 //! request arrived, that the store is unreachable. The request must not know that the key has a record.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use onetake_core::{AttemptId, Record, RecordId, State};
 
@@ -47,9 +47,8 @@ pub(super) struct Knowledge {
     outages: BTreeMap<(Actor, RecordId), Micros>,
     /// The last outage that a process noticed with a call that is about no key.
     outages_of_all: BTreeMap<Actor, Micros>,
-    /// The last answer that a request got about its key: true if the key was taken. A request is
-    /// the time at which it arrived.
-    answers: BTreeMap<(Actor, RecordId, Micros), bool>,
+    /// The requests that know that their key is taken. A request is the time at which it arrived.
+    taken: BTreeSet<(Actor, RecordId, Micros)>,
     /// The requests that need the claims of attempts.
     claims: BTreeMap<AttemptId, Option<Micros>>,
     /// The beginning and the end of the last suspension of each node.
@@ -88,8 +87,12 @@ impl History {
             (None, StoreNews::Outage) => {
                 knowledge.outages_of_all.insert(by, at);
             }
-            (Some(Question { id, asked_by: Some(request) }), news) => {
-                knowledge.answers.insert((by, id, request), news == StoreNews::Taken);
+            (Some(Question { id, asked_by: Some(request) }), StoreNews::Taken) => {
+                knowledge.taken.insert((by, id, request));
+            }
+            // All requests of a process that wait for the key learn that it is free.
+            (Some(Question { id, .. }), StoreNews::Free) => {
+                knowledge.taken.retain(|(other, key, _)| (*other, *key) != (by, id));
             }
             _ => {}
         }
@@ -144,7 +147,7 @@ impl Facts {
         // A claim without an answer counts as an outage after this time. Clocks drift by 1 %.
         let patience = self.claim_patience.get(node).copied().unwrap_or(Micros::MAX);
         let waited = at.saturating_sub(since) >= patience - patience / 20;
-        let is_taken = knowledge.answers.get(&(by, id, arrived_at)).is_some_and(|taken| *taken);
+        let is_taken = knowledge.taken.contains(&(by, id, arrived_at));
         let was_closing = knowledge.closing.get(&by).is_some_and(|from| *from < since);
         if !noticed && !waited {
             let what = format!("run {number} of {id:?} has no record, and {by:?} saw no outage");

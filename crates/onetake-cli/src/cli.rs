@@ -22,7 +22,7 @@ use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, ConfigError, Overrides, StoreConfig};
+use crate::config::{self, Config, ConfigError, Forwarder, Overrides, StoreConfig};
 use crate::demo::{self, DemoError, Screen};
 use crate::doctor::{self, Format};
 use crate::gateway::{self, Gateway, StartError};
@@ -253,7 +253,8 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
         said.push_str(&config.fall_through());
         found.push(routes(config.routes.len()));
         if explain {
-            let explained = config::explain(text.as_deref(), &name, std::env::vars());
+            let explained =
+                config::explain(text.as_deref(), &name, std::env::vars(), Forwarder::Gateway);
             said.push_str(&explained.map_err(invalid)?);
         }
     }
@@ -263,7 +264,8 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
         found.push(format!("{} for Envoy", routes(config.routes.len())));
         // The routes of a gateway in the same file are the same, and were explained.
         if explain && !purposes.gateway {
-            let explained = config::explain_ext_proc(text.as_deref(), &name, std::env::vars());
+            let explained =
+                config::explain(text.as_deref(), &name, std::env::vars(), Forwarder::Envoy);
             said.push_str(&explained.map_err(invalid)?);
         }
     }

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use super::error::ValueError;
 use super::form::{duration, integer, size_within};
 use super::table::table;
-use super::units::show_size;
 
 table! {
     /// `[limits]`
@@ -52,43 +50,5 @@ table! {
         /// The memory of the embedded store: half for blocks of its tables, half for writes that
         /// are not in tables yet.
         max_store_memory: usize = size_within("8MiB", "64GiB").or("\"128MiB\""),
-    }
-}
-
-impl Limits {
-    /// Returns the options whose memory is too small for one body of the largest size. One
-    /// connection gets two thirds of the memory for requests, and the head counts too.
-    pub(super) fn too_little_memory(
-        &self,
-        request_bodies: &[usize],
-        response_bodies: &[usize],
-    ) -> Vec<(&'static str, ValueError)> {
-        let options = [
-            (
-                "limits.max_body_memory",
-                self.max_body_memory,
-                "max_request_body",
-                request_bodies,
-                "read",
-            ),
-            (
-                "limits.max_response_memory",
-                self.max_response_memory,
-                "max_response_body",
-                response_bodies,
-                "shown",
-            ),
-        ];
-        let faults = options.into_iter().filter_map(|(field, memory, option, bodies, done)| {
-            let largest = bodies.iter().max().copied().unwrap_or_default();
-            let needed = largest.saturating_mul(2);
-            let what = format!(
-                "less than twice the largest {option} ({}), so such a body could never be {done}",
-                show_size(largest)
-            );
-            let fix = format!("write at least \"{}\", or a smaller {option}", show_size(needed));
-            (memory < needed).then(|| (field, ValueError::new(what, fix)))
-        });
-        faults.collect()
     }
 }

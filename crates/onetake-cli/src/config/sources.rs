@@ -12,12 +12,8 @@ const PREFIX: &str = "ONETAKE__";
 const DEPTH_MAX: usize = 3;
 
 /// Puts every `ONETAKE__SECTION__KEY` into the tree. Unknown fields are found later.
-pub(super) fn apply_env(
-    tree: &mut TomlNode,
-    env: &[(String, String)],
-    problems: &mut Problems<'_>,
-) {
-    let ours = env.iter().filter(|(name, _)| name.starts_with(PREFIX));
+pub(super) fn apply_env(tree: &mut TomlNode, problems: &Problems<'_>) {
+    let ours = problems.env.iter().filter(|(name, _)| name.starts_with(PREFIX));
     let mut variables = ours.collect::<Vec<_>>();
     // The environment has no fixed order, so the variables are sorted.
     variables.sort();
@@ -31,18 +27,14 @@ pub(super) fn apply_env(
 
 /// Replaces `${NAME}` in the strings of the file with the value of the variable. `$${` stands for
 /// `${`.
-pub(super) fn expand(node: &mut TomlNode, path: &str, problems: &mut Problems<'_>) {
+pub(super) fn expand(node: &mut TomlNode, path: &str, problems: &Problems<'_>) {
     match &mut node.kind {
         TomlType::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
             let written = text.clone();
+            let shown = || Some(format!("\"{}\"", tree::shorten(&written)));
             match expanded(&written, problems) {
                 Ok(value) => *text = value,
-                Err(fault) => problems.add(
-                    &node.at,
-                    path,
-                    Some(format!("\"{}\"", tree::shorten(&written))),
-                    fault,
-                ),
+                Err(fault) => problems.add(&node.at, path, shown(), fault),
             }
             node.written = Some(written);
         }

@@ -94,7 +94,7 @@ impl TomlNode {
         self.put(path, value);
     }
 
-    fn put(&mut self, path: &[String], value: TomlNode) {
+    pub(super) fn put(&mut self, path: &[String], value: TomlNode) {
         let Some((name, rest)) = path.split_first() else {
             *self = value;
             return;
@@ -166,8 +166,8 @@ impl TomlNode {
 }
 
 /// Parses a file. Of syntax errors, only the first one is reported.
-pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> TomlNode {
-    match DeTable::parse(text) {
+pub(super) fn parse(problems: &Problems<'_>) -> TomlNode {
+    match DeTable::parse(problems.text.unwrap_or_default()) {
         Ok(table) => {
             let place = |span: Range<usize>| Origin::File(span.start);
             from_table(table.get_ref(), Origin::File(0), &place, 0)

@@ -13,6 +13,9 @@ mod schema;
 mod stores;
 mod variables;
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use super::*;
 use http::HeaderName;
 use onetake_core::{OnUnknown, Terms};

@@ -1,10 +1,8 @@
 //! Rules between options, and the complete configuration of a file that follows them.
 
 use std::net::SocketAddr;
-use std::path::Path;
 
 use http::Uri;
-use http::uri::Scheme;
 use onetake_core::OnUnknown;
 use onetake_http::policy::TENANT_NOT_NAMED;
 use onetake_http::routes::{RoutePattern, never_reached};
@@ -12,19 +10,21 @@ use onetake_http::{InFlight, Policy, Preset, Tenant};
 use onetake_stores::StoreUrl;
 
 use super::error::{Origin, Problems, ValueError};
+use super::explain::hidden_defaults;
 use super::policy::{PolicyOptions, RouteOptions, Settings};
 use super::reconcile::{Placeholder, Reconcile};
 use super::sections::{File, Sink};
 use super::tenant::TenantOption;
 use super::tree::TomlNode;
 use super::units::show_size;
-use super::{Admin, Config, Forwarder, RelayConfig, Route, StoreConfig};
+use super::{Admin, Config, Forwarder, RelayConfig, Route, StoreConfig, is_https};
 
 /// The upstream of every route if Envoy forwards. It is never connected to.
 pub(super) const BY_ENVOY: &str = "http://envoy";
 
-/// The tree of the file, for positions of values, and the errors that were found.
+/// A file whose options were read, its tree for positions of values, and the errors that were found.
 pub(super) struct Checks<'c> {
+    pub(super) file: &'c File,
     pub(super) tree: &'c TomlNode,
     pub(super) problems: &'c Problems<'c>,
 }
@@ -47,92 +47,93 @@ impl Checks<'_> {
     }
 
     /// The path of an option of a route, or of `[defaults]` if only that sets it.
-    fn written(&self, path: &str, option: &str) -> String {
+    pub(super) fn written(&self, path: &str, option: &str) -> String {
         let mut paths = [path, "defaults"].map(|layer| format!("{layer}.{option}")).into_iter();
         let found = paths.clone().find(|path| self.tree.get(path).is_some());
         found.or(paths.next()).unwrap_or_default()
     }
 
     /// Completes the configuration of a gateway, or of a processor of Envoy.
-    pub(super) fn config(&self, file: File, forwarder: Forwarder) -> Option<Config> {
-        if file.admin.listen == file.gateway.listen && file.admin.listen.port() != 0 {
+    pub(super) fn config(&self, forwarder: Forwarder) -> Option<Config> {
+        let (file, admin) = (self.file, self.admin());
+        if admin.listen == file.gateway.listen && admin.listen.port() != 0 {
             let what = "the same address as gateway.listen";
             let fault = ValueError::new(what, "change the port of one of them");
-            self.refuse("admin.listen", fault.showing(Some(file.admin.listen.to_string())));
+            self.refuse("admin.listen", fault.showing(Some(admin.listen.to_string())));
         }
-        let named = file.gateway.upstream.as_ref().or(file.defaults.upstream.as_ref()).cloned();
         let upstream = match forwarder {
-            Forwarder::Gateway => self.upstream(&file),
+            Forwarder::Gateway => self.upstream(),
             Forwarder::Envoy => Some(Uri::from_static(BY_ENVOY)),
         };
-        let (admin, store) = (self.admin(&file), store(&file));
         let mut defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
-        let shared_set = file.defaults.descriptor_set.as_deref().map(|set| (set, "defaults"));
-        self.read_messages("defaults", shared_set, None, &mut defaults.policy);
-        let layers =
-            Layers { own: &file.defaults, weaker: &PolicyOptions::default(), preset: None };
-        self.policy("defaults", layers, &defaults, &store.url);
-        let upstream_of = |path: &str, settings: &Settings, own: Option<&Uri>| {
-            let is_async = matches!(settings.policy.in_flight, InFlight::Async(_));
-            if own.is_some() || !is_async || forwarder == Forwarder::Gateway {
-                // If there is no upstream at all, that was reported once for all routes.
-                return own.or(upstream.as_ref()).cloned();
-            }
-            // Requests without a route go through Envoy.
-            let shared = named.clone().filter(|_| path != "defaults");
-            if shared.is_none() {
-                let what = "\"async\" needs an upstream: Envoy breaks off a request once it is answered, so the processor sends it itself";
-                let fix = "write upstream = \"http://127.0.0.1:3000\" below this route, or in_flight = \"wait\" or \"reject\"";
-                let fault = ValueError::new(what, fix).showing(Some("async".to_owned()));
-                self.refuse(&format!("{path}.in_flight"), fault);
-            }
-            shared
-        };
-        upstream_of("defaults", &defaults, None);
+        self.policy("defaults", &file.defaults, None, &mut defaults);
+        self.upstream_of("defaults", None, &defaults, &upstream);
         let (mut routes, mut patterns) = (Vec::new(), Vec::<RoutePattern>::new());
         for (index, route) in file.route.iter().enumerate() {
             let path = format!("route[{index}]");
-            let mut settings = Settings::new(&route.policy, route.preset, &file.defaults);
-            let pattern = route.pattern.clone().with_rules(settings.policy.paths);
-            settings.policy.path = Some(pattern.path.clone());
-            let own_set = route.policy.descriptor_set.as_deref().map(|set| (set, path.as_str()));
-            let set: Option<(&Path, &str)> = own_set.or(shared_set);
-            self.read_messages(&path, set, Some(&pattern), &mut settings.policy);
-            self.preset(&path, route, &file.defaults, &store);
             let (own, preset) = (&route.policy, route.preset);
-            let layers = Layers { own, weaker: &file.defaults, preset };
-            self.policy(&path, layers, &settings, &store.url);
+            let mut settings = Settings::new(own, preset, &file.defaults);
+            let pattern = route.r#match.clone().with_rules(settings.policy.paths);
+            settings.policy.path = Some(pattern.path.clone());
+            self.preset(&path, own, preset);
+            self.policy(&path, own, Some(route), &mut settings);
             if let Some(earlier) = patterns.iter().find(|earlier| earlier.covers(&pattern)) {
                 let mistake = never_reached(earlier);
                 let fault = ValueError::new(mistake.what, mistake.fix);
                 self.refuse(&format!("{path}.match"), fault);
             }
             patterns.push(pattern.clone());
-            let upstream = upstream_of(&path, &settings, own.upstream.as_ref());
+            let upstream = self.upstream_of(&path, own.upstream.as_ref(), &settings, &upstream);
             routes.extend(upstream.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
-        let has_https_relay = matches!(&file.relay.sink, Some(Sink::Webhook(url)) if url.scheme() == Some(&Scheme::HTTPS));
-        let config = Config {
-            gateway: super::Gateway { upstream, ..file.gateway },
+        let mut config = Config {
+            gateway: super::Gateway { upstream, ..file.gateway.clone() },
             admin,
-            ext_proc: file.ext_proc,
-            store,
-            sweep: file.sweep,
-            limits: file.limits,
-            secrets: file.secrets,
+            ext_proc: file.ext_proc.clone(),
+            store: self.store(),
+            sweep: file.sweep.clone(),
+            limits: file.limits.clone(),
+            secrets: file.secrets.clone(),
             defaults,
             routes,
-            has_https_relay,
+            has_https_relay: matches!(&file.relay.sink, Some(Sink::Webhook(url)) if is_https(url)),
             notes: Vec::new(),
         };
         self.memory(&config);
-        let notes = super::explain::hidden_defaults(&config, self);
-        Some(Config { notes, ..config })
+        config.notes = hidden_defaults(&config, self);
+        Some(config)
+    }
+
+    /// The upstream of a route, or of requests without a route. If no section names one, that was
+    /// reported once for all routes.
+    fn upstream_of(
+        &self,
+        path: &str,
+        own: Option<&Uri>,
+        settings: &Settings,
+        usual: &Option<Uri>,
+    ) -> Option<Uri> {
+        let is_async = matches!(settings.policy.in_flight, InFlight::Async(_));
+        let by_envoy = usual.as_ref().is_some_and(|usual| *usual == BY_ENVOY);
+        if own.is_some() || !is_async || !by_envoy {
+            return own.cloned().or(usual.clone());
+        }
+        let (gateway, defaults) = (&self.file.gateway.upstream, &self.file.defaults.upstream);
+        // Requests without a route go through Envoy.
+        let shared = gateway.as_ref().or(defaults.as_ref()).filter(|_| path != "defaults");
+        if shared.is_none() {
+            let what = "\"async\" needs an upstream: Envoy breaks off a request once it is answered, so the processor sends it itself";
+            let fix = "write upstream = \"http://127.0.0.1:3000\" below this route, or in_flight = \"wait\" or \"reject\"";
+            let fault = ValueError::new(what, fix).showing(Some("async".to_owned()));
+            self.refuse(&format!("{path}.in_flight"), fault);
+        }
+        shared.cloned()
     }
 
     /// The upstream for all routes that name none: from `[gateway]` or `[defaults]`, which mean the
     /// same.
-    fn upstream(&self, file: &File) -> Option<Uri> {
+    fn upstream(&self) -> Option<Uri> {
+        let file = self.file;
         let (gateway, defaults) = (&file.gateway.upstream, &file.defaults.upstream);
         if let (Some(gateway), Some(defaults)) = (gateway, defaults)
             && gateway != defaults
@@ -145,14 +146,11 @@ impl Checks<'_> {
         }
         let upstream = gateway.clone().or_else(|| defaults.clone());
         let homeless = file.route.iter().position(|route| route.policy.upstream.is_none());
-        let what = match (&upstream, homeless) {
-            (None, Some(index)) => {
-                format!("missing, and route[{index}] has no upstream of its own")
-            }
-            (None, None) if file.route.is_empty() => {
-                "missing, so requests cannot be forwarded".to_owned()
-            }
-            _ => return upstream,
+        let what = match homeless {
+            _ if upstream.is_some() => return upstream,
+            Some(index) => format!("missing, and route[{index}] has no upstream of its own"),
+            None if file.route.is_empty() => "missing, so requests cannot be forwarded".to_owned(),
+            None => return None,
         };
         let fix = "start with --upstream http://127.0.0.1:3000, or write upstream = \
                    \"http://127.0.0.1:3000\" below [gateway]";
@@ -163,22 +161,9 @@ impl Checks<'_> {
     /// Checks that the largest body fits the memory. One connection gets two thirds of the memory
     /// for requests, and the head counts too.
     fn memory(&self, config: &Config) {
-        let largest = |of: fn(&Policy) -> usize| {
-            config.settings().map(|settings| of(&settings.policy)).max().unwrap_or_default()
-        };
-        let requests = largest(|policy| policy.max_request_body);
-        let responses = largest(|policy| policy.max_response_body);
-        let limits = &config.limits;
-        for (limit, memory, option, largest, done) in [
-            ("max_body_memory", limits.max_body_memory, "max_request_body", requests, "read"),
-            (
-                "max_response_memory",
-                limits.max_response_memory,
-                "max_response_body",
-                responses,
-                "shown",
-            ),
-        ] {
+        let check = |limit: &str, memory: usize, option: &str, of: fn(&Policy) -> usize, done| {
+            let bodies = config.settings().map(|settings| of(&settings.policy));
+            let largest = bodies.max().unwrap_or_default();
             let (body, needed) = (show_size(largest), largest.saturating_mul(2));
             let what = format!(
                 "less than twice the largest {option} ({body}), so such a body could never be {done}"
@@ -187,13 +172,30 @@ impl Checks<'_> {
             if memory < needed {
                 self.refuse(&format!("limits.{limit}"), ValueError::new(what, fix));
             }
-        }
+        };
+        let (requests, responses) =
+            (config.limits.max_body_memory, config.limits.max_response_memory);
+        check("max_body_memory", requests, "max_request_body", |it| it.max_request_body, "read");
+        check(
+            "max_response_memory",
+            responses,
+            "max_response_body",
+            |it| it.max_response_body,
+            "shown",
+        );
     }
 
     /// The listener for operators. Without a token it must be on loopback.
-    pub(super) fn admin(&self, file: &File) -> Admin {
-        self.guarded("admin.listen", Some(file.admin.listen), "see and change keys");
-        file.admin.clone()
+    pub(super) fn admin(&self) -> Admin {
+        self.guarded("admin.listen", Some(self.file.admin.listen), "see and change keys");
+        self.file.admin.clone()
+    }
+
+    /// The store, with the values of other sections that it needs.
+    pub(super) fn store(&self) -> StoreConfig {
+        let encryption = self.file.secrets.encryption.clone();
+        let memory_bytes = self.file.limits.max_store_memory;
+        StoreConfig { encryption, memory_bytes, ..self.file.store.clone() }
     }
 
     fn guarded(&self, field: &str, listen: Option<SocketAddr>, could: &str) {
@@ -212,14 +214,9 @@ impl Checks<'_> {
     }
 
     /// Checks the store and the tenant of a route with a preset.
-    fn preset(
-        &self,
-        path: &str,
-        route: &RouteOptions,
-        defaults: &PolicyOptions,
-        store: &StoreConfig,
-    ) {
-        let (field, Some(preset)) = (format!("{path}.preset"), route.preset) else { return };
+    fn preset(&self, path: &str, own: &PolicyOptions, preset: Option<Preset>) {
+        let (field, Some(preset)) = (format!("{path}.preset"), preset) else { return };
+        let store = &self.file.store;
         if preset.is_dear() && !store.allow_lossy && matches!(store.url, StoreUrl::Redis(_)) {
             let what = "Redis alone is not durable enough for this preset: a failover loses \
                         acknowledged writes, and a lost claim can cause a second charge";
@@ -228,8 +225,8 @@ impl Checks<'_> {
                        risk with allow_lossy = true below [store]";
             self.refuse(&field, ValueError::new(what, fix));
         }
-        let is_named = route.policy.tenant.is_some() || defaults.tenant.is_some();
-        if preset.values().must_name_tenant && !is_named {
+        let tenant = own.tenant.as_ref().or(self.file.defaults.tenant.as_ref());
+        if preset.values().must_name_tenant && tenant.is_none() {
             let fix = "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in \
                        this route or in [defaults]";
             let fault = ValueError::new(TENANT_NOT_NAMED, fix);
@@ -237,27 +234,37 @@ impl Checks<'_> {
         }
     }
 
-    /// Checks the rules between the options of one policy.
-    fn policy(&self, path: &str, layers: Layers<'_>, settings: &Settings, store: &StoreUrl) {
-        self.statuses(path, layers.own);
+    /// Checks the rules between the options of one policy, and reads the types of its messages.
+    fn policy(
+        &self,
+        path: &str,
+        own: &PolicyOptions,
+        route: Option<&RouteOptions>,
+        settings: &mut Settings,
+    ) {
+        self.read_messages(path, own, route, &mut settings.policy);
+        self.statuses(path, own);
         for mistake in settings.policy.check() {
-            let at = match mistake.option {
+            let (at, fix) = match mistake.option {
                 // The error of a ttl for reconciliation is reported below, with the times of the
                 // service that is asked.
                 "ttl" => continue,
-                "tenant" => layers.source_of_keys(path),
-                option => self.written(path, option),
-            };
-            let fix = match mistake.option {
                 "tenant" => {
-                    "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } next to them"
+                    let preset = route.and_then(|route| route.preset);
+                    let of_preset = preset.and_then(|preset| preset.values().key_source);
+                    let at = match own.key.source.is_none() && of_preset.is_some() {
+                        true => format!("{path}.preset"),
+                        false => self.written(path, "key.from"),
+                    };
+                    let fix = "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } next to them";
+                    (at, fix.to_owned())
                 }
-                _ => &mistake.fix,
+                option => (self.written(path, option), mistake.fix),
             };
             let field = format!("{path}.{}", mistake.option);
             self.refuse_at(&at, &field, ValueError::new(mistake.what, fix));
         }
-        if let Some((option, at, fault)) = self.reconcile(path, layers, settings, store) {
+        if let Some((option, at, fault)) = self.reconcile(path, own, settings) {
             self.refuse_at(&at, &format!("{path}.{option}"), fault);
         }
     }
@@ -282,9 +289,8 @@ impl Checks<'_> {
     fn reconcile(
         &self,
         path: &str,
-        Layers { own, weaker, .. }: Layers<'_>,
+        own: &PolicyOptions,
         Settings { policy, reconcile, .. }: &Settings,
-        store: &StoreUrl,
     ) -> Option<(&'static str, String, ValueError)> {
         let at = self.written(path, "reconcile");
         if policy.terms.on_unknown != OnUnknown::Reconcile {
@@ -302,11 +308,12 @@ impl Checks<'_> {
                 ValueError::new(what, fix),
             ));
         };
-        if let Some(what) = unsafe_for(reconcile, own.tenant.as_ref().or(weaker.tenant.as_ref())) {
+        let tenant = own.tenant.as_ref().or(self.file.defaults.tenant.as_ref());
+        if let Some(what) = unsafe_for(reconcile, tenant) {
             let fix = "use {derived_key}: the upstream receives it with the operation as Idempotency-Derived-Key";
             return Some(("reconcile", at, ValueError::new(what, fix).showing(None)));
         }
-        let (ttl, skew) = (policy.terms.ttl, store.clock_skew_max());
+        let (ttl, skew) = (policy.terms.ttl, self.file.store.url.clock_skew_max());
         let from = policy.reconciles_after(skew);
         // Half of it is for asking; see `give_up_after`.
         let needed = policy.reconcile_ttl_min(reconcile.timeout, skew);
@@ -321,8 +328,8 @@ impl Checks<'_> {
     }
 
     /// Completes the configuration of a relay.
-    pub(super) fn relay(&self, file: File) -> Option<RelayConfig> {
-        let (store, relay) = (store(&file), file.relay);
+    pub(super) fn relay(&self) -> Option<RelayConfig> {
+        let (file, relay) = (self.file, self.file.relay.clone());
         self.guarded("relay.listen", relay.listen, "see the metrics");
         let Some(sink) = relay.sink.clone() else {
             let what = "missing, so messages cannot be delivered";
@@ -345,35 +352,9 @@ impl Checks<'_> {
             let fault = ValueError::new(what, fix).showing(Some(format!("{timeout:?}")));
             self.refuse("relay.timeout", fault);
         }
-        let (token, tls) = (file.admin.token, file.gateway.upstream_tls);
-        Some(RelayConfig { store, relay, sink, token, tls })
+        let (token, tls) = (file.admin.token.clone(), file.gateway.upstream_tls.clone());
+        Some(RelayConfig { store: self.store(), relay, sink, token, tls })
     }
-}
-
-/// The layers that a policy was made of.
-#[derive(Clone, Copy)]
-struct Layers<'a> {
-    own: &'a PolicyOptions,
-    preset: Option<Preset>,
-    weaker: &'a PolicyOptions,
-}
-
-impl Layers<'_> {
-    /// The path of the option that the source of the key comes from.
-    fn source_of_keys(self, path: &str) -> String {
-        let is_of_preset = self.preset.is_some_and(|preset| preset.values().key_source.is_some());
-        match self.own.key.source {
-            Some(_) => format!("{path}.key.from"),
-            None if is_of_preset => format!("{path}.preset"),
-            None => "defaults.key.from".to_owned(),
-        }
-    }
-}
-
-/// The store, with the values of other sections that it needs.
-pub(super) fn store(file: &File) -> StoreConfig {
-    let encryption = file.secrets.encryption.clone();
-    StoreConfig { encryption, memory_bytes: file.limits.max_store_memory, ..file.store.clone() }
 }
 
 /// Returns an error if the placeholders of a request are unsafe with the tenant of its keys.

@@ -1,7 +1,5 @@
 //! The effective options of every route, each with the layer that it comes from.
 
-use std::fmt::Write as _;
-
 use onetake_http::Dialect;
 
 use super::check::{BY_ENVOY, Checks};
@@ -9,7 +7,7 @@ use super::form::Shape;
 use super::policy::PolicyOptions;
 use super::presets::{self, LISTS, list_of};
 use super::table::{OptionInfo, Table as _};
-use super::tree::{self, TomlNode, TomlType, shorten};
+use super::tree::{self, TomlNode, TomlType};
 use super::units::show_duration;
 use super::{Config, Route};
 
@@ -17,10 +15,9 @@ use super::{Config, Route};
 pub(super) fn explain(config: &Config, checks: &Checks<'_>) -> String {
     let mut out = String::new();
     let mut explain = |title: &str, route: Option<(usize, &Route)>| {
-        let _infallible = writeln!(out, "{title}");
-        for (text, from) in lines(route, config, checks) {
-            let _infallible = writeln!(out, "  {text:<52}  # {from}");
-        }
+        let lines = lines(route, config, checks).into_iter();
+        let lines = lines.map(|(text, from)| format!("  {text:<52}  # {from}\n"));
+        out.extend([title.to_owned(), "\n".to_owned()].into_iter().chain(lines));
         out.push('\n');
     };
     for (index, route) in config.routes.iter().enumerate() {
@@ -159,29 +156,22 @@ pub(super) fn hidden_defaults(config: &Config, checks: &Checks<'_>) -> Vec<Strin
 fn written(node: &TomlNode, shape: &Shape) -> String {
     match (&node.kind, shape) {
         (_, Shape::Secret(_)) => "…".to_owned(),
-        (_, Shape::OneOf(shapes)) if matches!(node.kind, TomlType::Table(_)) => {
+        (TomlType::Table(_), Shape::OneOf(shapes)) => {
             let table = shapes.iter().find(|shape| matches!(shape, Shape::Table(_)));
             table.map_or_else(|| "…".to_owned(), |shape| written(node, shape))
         }
-        (TomlType::Text(text), _) => {
-            format!("\"{}\"", shorten(node.written.as_ref().unwrap_or(text)))
-        }
-        (TomlType::Integer(text, _) | TomlType::Other(_, text), _) => shorten(text),
-        (TomlType::Boolean(value), _) => value.to_string(),
         (TomlType::List(nodes), Shape::List(of, ..)) => {
             let all = nodes.iter().map(|node| written(node, of)).collect::<Vec<_>>();
             format!("[{}]", all.join(", "))
         }
         (TomlType::Table(entries), Shape::Table(info)) => {
             let info = info();
-            let all = entries.iter().map(|entry| {
-                let option = info.all().find(|option| option.name == entry.name);
-                let value =
-                    option.map_or_else(|| "…".to_owned(), |it| written(&entry.value, &it.shape));
-                format!("{} = {value}", entry.name)
+            let all = entries.iter().filter_map(|entry| {
+                let option = info.all().find(|option| option.name == entry.name)?;
+                Some(format!("{} = {}", entry.name, written(&entry.value, &option.shape)))
             });
             format!("{{ {} }}", all.collect::<Vec<_>>().join(", "))
         }
-        _ => "…".to_owned(),
+        _ => node.shown().unwrap_or_else(|| "…".to_owned()),
     }
 }

@@ -158,13 +158,8 @@ pub(super) fn duration(
     Form::new(Shape::Duration(min, max), read).shown(show)
 }
 
-/// The size of a body.
-pub(super) fn size() -> Form<usize> {
-    size_within("1B", "64MiB")
-}
-
 /// A size within bounds, both included.
-pub(super) fn size_within(min: &'static str, max: &'static str) -> Form<usize> {
+pub(super) fn size(min: &'static str, max: &'static str) -> Form<usize> {
     let read = move |value: &Value<'_>| {
         let parsed = match &value.node.kind {
             // The number may be written in hexadecimal; one that does not fit is out of bounds.

@@ -22,22 +22,14 @@ struct Source {
     needs: &'static str,
 }
 
-const fn source(
-    word: &'static str,
-    options: &'static [&'static str],
-    needs: &'static str,
-) -> Source {
-    Source { word, options, needs }
-}
-
 const SOURCES: [Source; 7] = [
-    source("header", &["name", "format", "min_length"], ""),
-    source("path", &["name"], "name = \"id\""),
-    source("query", &["name"], "name = \"order\""),
-    source("json", &["pointer"], "pointer = \"/client_reference\""),
-    source("derive", &["parts"], "parts = [\"json:/order_id\"]"),
-    source("issued", &[], ""),
-    source("grpc", &["field", "field_number"], "field = \"request_id\""),
+    Source { word: "header", options: &["name", "format", "min_length"], needs: "" },
+    Source { word: "path", options: &["name"], needs: "name = \"id\"" },
+    Source { word: "query", options: &["name"], needs: "name = \"order\"" },
+    Source { word: "json", options: &["pointer"], needs: "pointer = \"/client_reference\"" },
+    Source { word: "derive", options: &["parts"], needs: "parts = [\"json:/order_id\"]" },
+    Source { word: "issued", options: &[], needs: "" },
+    Source { word: "grpc", options: &["field", "field_number"], needs: "field = \"request_id\"" },
 ];
 
 /// The options that belong to some of the sources.
@@ -193,8 +185,8 @@ fn read(key: KeyFields, value: &Value<'_>) -> Option<KeyOptions> {
         let fault = ValueError::new(what, format!("write for example {needs}"));
         return value.field("from")?.refuse(fault);
     }
-    let KeyFields { required, format, min_length, .. } = key;
-    let source = match key.from {
+    let KeyFields { from, required, format, min_length, .. } = key;
+    let source = match from {
         Some(from) => Some(key_source(from, key, value)?),
         None => None,
     };

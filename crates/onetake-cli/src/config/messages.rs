@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use onetake_http::grpc::{DescriptorSet, MessageField, Schema};
-use onetake_http::routes::RoutePattern;
 use onetake_http::{FingerprintMode, KeySource, Policy};
 
 use super::check::Checks;
 use super::error::ValueError;
+use super::policy::{PolicyOptions, RouteOptions};
 
 /// The largest file of descriptors, in bytes.
 const DESCRIPTOR_SET_BYTES_MAX: u64 = 64 << 20;
@@ -33,18 +33,18 @@ fn needs(policy: &mut Policy) -> Vec<Needs<'_>> {
 }
 
 impl Checks<'_> {
-    /// Reads the descriptor set of a policy, if the policy needs one. `set` is the file, and the
-    /// section that names it.
+    /// Reads the descriptor set of a policy, if the policy needs one.
     pub(super) fn read_messages(
         &self,
         path: &str,
-        set: Option<(&Path, &str)>,
-        pattern: Option<&RoutePattern>,
+        own: &PolicyOptions,
+        route: Option<&RouteOptions>,
         policy: &mut Policy,
     ) {
         let needed = needs(policy);
         let Some(Needs { option, .. }) = needed.first() else { return };
-        let Some((file, section)) = set else {
+        let set = own.descriptor_set.as_ref().or(self.file.defaults.descriptor_set.as_ref());
+        let Some(file) = set else {
             let what = "`descriptor_set` is missing: the fields of a message have names only by it";
             let fix = "write descriptor_set = \"billing.pb\" beside it, a file that protoc --include_imports --descriptor_set_out=billing.pb writes";
             return self.refuse(&format!("{path}.{option}"), ValueError::new(what, fix));
@@ -53,11 +53,11 @@ impl Checks<'_> {
             Ok(schema) => schema,
             Err(what) => {
                 let fix = "write the name of a file that protoc --include_imports --descriptor_set_out=FILE wrote";
-                let field = format!("{section}.descriptor_set");
+                let field = self.written(path, "descriptor_set");
                 return self.refuse(&field, ValueError::new(what, fix));
             }
         };
-        let method = pattern.and_then(RoutePattern::grpc_method);
+        let method = route.and_then(|route| route.r#match.grpc_method());
         for Needs { option, schema: place, fields } in needed {
             *place = schema.clone();
             let Some(method) = &method else { continue };

@@ -58,7 +58,7 @@ pub use onetake_http::Preset;
 pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
-pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
+pub use reconcile::{Piece, Placeholder, Reconcile, Template};
 pub use sections::{
     Admin, Cors, ExtProc, Gateway, Identity, Relay, Secret, SecretsConfig, Sink, StoreConfig,
     Sweep, Token, Unmatched, UpstreamHost, UpstreamTls,
@@ -95,8 +95,7 @@ pub fn load(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
-    let complete = |file, checks: &Checks<'_>| checks.config(file, Forwarder::Gateway);
-    read(text, file_name, env, overrides, complete)
+    read(text, file_name, env, overrides, |checks| checks.config(Forwarder::Gateway))
 }
 
 /// Like [`load`], for an external processor of Envoy: no upstream has to be named, because Envoy
@@ -110,8 +109,7 @@ pub fn load_ext_proc(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
-    let complete = |file, checks: &Checks<'_>| checks.config(file, Forwarder::Envoy);
-    read(text, file_name, env, overrides, complete)
+    read(text, file_name, env, overrides, |checks| checks.config(Forwarder::Envoy))
 }
 
 /// The effective options of every route, each with the layer that it comes from.
@@ -124,8 +122,8 @@ pub fn explain(
     env: impl Iterator<Item = (String, String)>,
     forwarder: Forwarder,
 ) -> Result<String, ConfigError> {
-    read(text, file_name, env, Overrides::default(), |file, checks| {
-        Some(explain::explain(&checks.config(file, forwarder)?, checks))
+    read(text, file_name, env, Overrides::default(), |checks| {
+        Some(explain::explain(&checks.config(forwarder)?, checks))
     })
 }
 
@@ -139,7 +137,7 @@ pub fn load_store(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<StoreConfig, ConfigError> {
-    read(text, file_name, env, overrides, |file, _| Some(check::store(&file)))
+    read(text, file_name, env, overrides, |checks| Some(checks.store()))
 }
 
 /// Like [`load`], for a relay: a sink has to be named, but no upstream.
@@ -152,7 +150,7 @@ pub fn load_relay(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<RelayConfig, ConfigError> {
-    read(text, file_name, env, overrides, |file, checks| checks.relay(file))
+    read(text, file_name, env, overrides, |checks| checks.relay())
 }
 
 /// Like [`load`], for commands that need only the admin listener: no other section of the file is
@@ -172,7 +170,7 @@ pub fn load_admin(
     if let TomlType::Table(sections) = &mut tree.kind {
         sections.retain(|section| section.name == "admin");
     }
-    complete(tree, Overrides::default(), &problems, |file, checks| Some(checks.admin(&file)))
+    complete(tree, Overrides::default(), &problems, |checks| Some(checks.admin()))
 }
 
 fn read<T>(
@@ -180,7 +178,7 @@ fn read<T>(
     file_name: &str,
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
-    check: impl FnOnce(File, &Checks<'_>) -> Option<T>,
+    check: impl FnOnce(&Checks<'_>) -> Option<T>,
 ) -> Result<T, ConfigError> {
     let env = env.collect::<Vec<_>>();
     let problems = Problems::new(text, file_name, &env);
@@ -191,7 +189,7 @@ fn complete<T>(
     mut tree: tree::TomlNode,
     overrides: Overrides,
     problems: &Problems<'_>,
-    check: impl FnOnce(File, &Checks<'_>) -> Option<T>,
+    check: impl FnOnce(&Checks<'_>) -> Option<T>,
 ) -> Result<T, ConfigError> {
     // After a syntax error, every other message would be a guess.
     problems.check()?;
@@ -200,7 +198,7 @@ fn complete<T>(
     sources::expand(&mut tree, "", problems);
     problems.check()?;
     let file = Value { node: &tree, path: String::new(), problems }.table::<File>();
-    let checked = file.and_then(|file| check(file, &Checks { tree: &tree, problems }));
+    let checked = file.and_then(|file| check(&Checks { file: &file, tree: &tree, problems }));
     problems.check()?;
     checked.ok_or_else(ConfigError::unexplained)
 }
@@ -359,7 +357,6 @@ impl Config {
     /// True if any upstream, or any service for credentials or outcomes, is `https://`.
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {
-        let is_https = |url: &Uri| url.scheme() == Some(&http::uri::Scheme::HTTPS);
         let upstreams = self.routes.iter().map(|route| &route.upstream);
         let is_asked = |it: &Settings| {
             it.forward_auth.as_ref().is_some_and(|auth| is_https(&auth.url))
@@ -373,6 +370,10 @@ impl Config {
     pub fn settings(&self) -> impl Iterator<Item = &Settings> {
         self.routes.iter().map(|route| &route.settings).chain([&self.defaults])
     }
+}
+
+fn is_https(url: &Uri) -> bool {
+    url.scheme() == Some(&http::uri::Scheme::HTTPS)
 }
 
 /// `[relay]`, and the other sections that a relay needs.

@@ -128,46 +128,26 @@ table! {
         /// Other statuses for some errors.
         statuses: Statuses = table().or_default().applied(|policy, statuses: Statuses| statuses.apply(policy)),
         /// The largest request with a key. A larger request is refused with 413.
-        max_request_body: Option<usize> = size().at(|policy| &mut policy.max_request_body),
+        max_request_body: Option<usize> = size("1B", "64MiB").at(|policy| &mut policy.max_request_body),
         /// The largest response that is recorded. A larger response is passed on, and cannot be
         /// replayed.
-        max_response_body: Option<usize> = size().at(|policy| &mut policy.max_response_body),
+        max_response_body: Option<usize> = size("1B", "64MiB").at(|policy| &mut policy.max_response_body),
     }
 }
 
 table! {
-    /// The options that only routes have.
-    struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
+    /// One `[[route]]`: its own options, and those that it shares with `[defaults]`.
+    pub(super) struct RouteOptions [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
         /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in
         /// which `{id}` is one segment and `{*rest}` the rest. Or `grpc` and a method of gRPC, such
         /// as `grpc billing.v1.Payments/Charge`; `/*` is every method of the service.
         r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", RoutePattern::parse).required(),
         /// Values for a use case: see [Presets](#presets).
         preset: Option<Preset> = words(Preset::ALL).optional(),
-    }
+    } with policy: PolicyOptions
 }
 
 const MATCH: &str = r"\s*grpc\s+[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*/(\*|[A-Za-z_][0-9A-Za-z_]*)\s*|\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
-
-/// One `[[route]]`, as it is written.
-#[derive(Debug)]
-pub(super) struct RouteOptions {
-    pub(super) pattern: RoutePattern,
-    pub(super) preset: Option<Preset>,
-    pub(super) policy: PolicyOptions,
-}
-
-impl Table for RouteOptions {
-    fn info() -> TableInfo {
-        TableInfo { shared: PolicyOptions::info().options, ..RouteHead::info() }
-    }
-
-    fn read_fields(table: &Value<'_>) -> Option<Self> {
-        let (head, policy) = (RouteHead::read_fields(table), PolicyOptions::read_fields(table));
-        let RouteHead { r#match: pattern, preset } = head?;
-        Some(Self { pattern, preset, policy: policy? })
-    }
-}
 
 /// `[defaults]`
 pub(super) fn defaults() -> Form<PolicyOptions> {

@@ -1,6 +1,5 @@
 //! `reconcile`: the service that knows the outcomes of attempts.
 
-use std::fmt;
 use std::time::Duration;
 
 use http::header::{HOST, HeaderName, HeaderValue};
@@ -31,7 +30,7 @@ table! {
         /// and never will.
         not_executed: Vec<StatusCode> = list(text("404|410", "\"404\"", parse_status), (0, usize::MAX), "[\"404\"]").or("[]"),
         /// Headers of the request, at most 16: text, `{ env = "NAME" }` or `{ file = "…" }`.
-        request_headers: Headers = headers().or("{}").formerly("headers"),
+        request_headers: HeaderMap = headers().or("{}").formerly("headers"),
         /// The time for one response.
         timeout: Duration = duration("10ms", "60s", "5s").or("\"5s\""),
         /// The time after which an operation is recorded as failed, at most half of `ttl`.
@@ -42,16 +41,6 @@ table! {
 /// `reconcile`: a request alone, or a table with more.
 pub(super) fn reconcile() -> Form<Reconcile> {
     shorthand(request(), "request")
-}
-
-/// Headers that may hold secrets: only their names are shown.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Headers(pub HeaderMap);
-
-impl fmt::Debug for Headers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
 }
 
 /// A URL with placeholders in its path and query.
@@ -178,7 +167,7 @@ fn parse_status(text: &str) -> Result<StatusCode, ValueError> {
 }
 
 /// Names of headers, and their values.
-fn headers() -> Form<Headers> {
+fn headers() -> Form<HeaderMap> {
     let one = secret(r"\s*[!-~]([ !-~]*[!-~])?\s*", parse_header);
     let (shape, read) = (Shape::Headers(Box::new(one.shape), HEADERS_MAX), one.read);
     Form::new(shape, move |value| {
@@ -205,7 +194,7 @@ fn headers() -> Form<Headers> {
             };
             value.problems.add(&entry.at, &path, None, fault);
         }
-        (headers.len() == entries.len()).then_some(Headers(headers))
+        (headers.len() == entries.len()).then_some(headers)
     })
 }
 

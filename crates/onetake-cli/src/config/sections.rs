@@ -334,7 +334,7 @@ table! {
         /// The IP address and port where Envoy connects.
         listen: SocketAddr = listen().or("\"127.0.0.1:9002\""),
         /// The largest message of Envoy. A message holds a body, up to the size of Envoy's buffer.
-        max_message: usize = size().or("\"16MiB\""),
+        max_message: usize = size("1B", "64MiB").or("\"16MiB\""),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Envoy then connects with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: Envoy connects without TLS"),

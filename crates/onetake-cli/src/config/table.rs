@@ -176,6 +176,7 @@ impl<T> Layered for Option<T> {
 /// Declares a table: `NAME [DERIVES] (LABEL, EXAMPLE) { OPTION: TYPE = SLOT, … }`.
 ///
 /// `and { FIELD: TYPE, … }` behind it adds fields that are no options. Other code fills them in.
+/// `with FIELD: TYPE` adds the options of another table.
 ///
 /// `layered` before the name adds `over`, which merges the table with a weaker one, and `apply`,
 /// which sets the fields of a policy.
@@ -186,12 +187,14 @@ macro_rules! table {
             $( $(#[doc = $doc:literal])+ $field:ident: $T:ty = $slot:expr, )*
         }
         $( and { $( $(#[doc = $and_doc:literal])+ $and:ident: $And:ty, )+ } )?
+        $( with $with:ident: $With:ty )?
     ) => {
         $(#[doc = $about])+
         #[derive($($derive),*)]
         $vis struct $Name {
             $( $(#[doc = $doc])+ pub $field: $T, )*
             $( $( $(#[doc = $and_doc])+ pub $and: $And, )+ )?
+            $( pub $with: $With, )?
         }
 
         impl $crate::config::table::Table for $Name {
@@ -202,14 +205,21 @@ macro_rules! table {
                 ];
                 let _extra = serde_json::json!({});
                 $( let _extra = $extra; )?
-                let (label, example, shared) = ($label, $example, Vec::new());
+                let _shared = Vec::<$crate::config::table::OptionInfo>::new();
+                $( let _shared = <$With as $crate::config::table::Table>::info().options; )?
+                let (label, example, shared) = ($label, $example, _shared);
                 $crate::config::table::TableInfo { label, example, options, shared, extra: _extra }
             }
 
             fn read_fields(table: &$crate::config::reader::Value<'_>) -> Option<Self> {
                 use $crate::config::table::Slot;
                 $( let $field = Slot::<$T>::read(&$slot, table, stringify!($field)); )*
-                Some(Self { $( $field: $field?, )* $( $( $and: Default::default(), )+ )? })
+                $( let $with = <$With as $crate::config::table::Table>::read_fields(table); )?
+                Some(Self {
+                    $( $field: $field?, )*
+                    $( $( $and: Default::default(), )+ )?
+                    $( $with: $with?, )?
+                })
             }
         }
     };

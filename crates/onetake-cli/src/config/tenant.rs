@@ -45,12 +45,14 @@ table! {
     struct TenantTable [Debug]
         ("tenant", "{ header = \"X-Account\" }", json!({ "minProperties": 1, "maxProperties": 1 })) {
         /// The header that names the tenant, believed from `trusted_proxies` only.
-        header: Option<HeaderName> = header_name("\"X-Account\"").optional(),
+        header: Option<TenantOption> = header_name("\"X-Account\"")
+            .map(|name| TenantOption::Plain(Tenant::Header(name))).optional(),
         /// The issuer and a claim of the bearer token, a JSON Web Token that the gateway verifies.
-        jwt: Option<Jwt> = table::<JwtOptions>().then(jwt).optional(),
+        jwt: Option<TenantOption> = table::<JwtOptions>().then(jwt)
+            .map(|jwt| TenantOption::Plain(Tenant::Jwt(Arc::new(jwt)))).optional(),
         /// A service that names the tenant of each keyed request.
-        forward_auth: Option<ForwardAuth> =
-            shorthand(auth_url(), "url").optional(),
+        forward_auth: Option<TenantOption> =
+            shorthand(auth_url(), "url").map(TenantOption::ForwardAuth).optional(),
     }
 }
 
@@ -63,21 +65,18 @@ pub(super) fn tenant() -> Form<TenantOption> {
         ("public", Tenant::Public),
         ("client-ip", Tenant::ClientIp),
     ];
-    let one_of_a_table = |tenant: TenantTable, value: &Value<'_>| {
-        Some(match (tenant.header, tenant.jwt, tenant.forward_auth) {
-            (Some(name), None, None) => TenantOption::Plain(Tenant::Header(name)),
-            (None, Some(jwt), None) => TenantOption::Plain(Tenant::Jwt(Arc::new(jwt))),
-            (None, None, Some(auth)) => TenantOption::ForwardAuth(auth),
-            (header, jwt, auth) => {
-                let is_empty = header.is_none() && jwt.is_none() && auth.is_none();
-                let what = format!("has {} tenant", if is_empty { "no" } else { "more than one" });
-                let words = "\"credential\", \"public\", \"client-ip\"";
-                let fix = format!("write tenant = {words}, or one of {}", one_of(&TABLES));
-                return value.refuse(ValueError::new(what, fix));
-            }
-        })
+    let only = |TenantTable { header, jwt, forward_auth }, value: &Value<'_>| {
+        let mut named = [header, jwt, forward_auth].into_iter().flatten();
+        let what = match (named.next(), named.next()) {
+            (Some(tenant), None) => return Some(tenant),
+            (None, _) => "has no tenant",
+            (Some(_), Some(_)) => "has more than one tenant",
+        };
+        let words = "\"credential\", \"public\", \"client-ip\"";
+        let fix = format!("write tenant = {words}, or one of {}", one_of(&TABLES));
+        value.refuse(ValueError::new(what, fix))
     };
-    let table = table().then(one_of_a_table);
+    let table = table().then(only);
     words_or(words, &TABLES).map(TenantOption::Plain).or_else(table)
 }
 

@@ -83,15 +83,11 @@ impl TomlNode {
     /// A section that is not a table is left unchanged, so that its own error is reported. Deeper,
     /// `tenant.header` replaces `tenant = "public"`.
     pub(super) fn set(&mut self, path: &[String], value: TomlNode) {
-        let Some((section, rest)) = path.split_first() else {
-            return;
-        };
-        match self.find(section) {
-            Some(TomlField { value: TomlNode { kind: TomlType::Table(_), .. }, .. }) | None => {}
-            Some(_) if rest.is_empty() => {}
-            Some(_) => return,
+        let section = path.first().and_then(|section| self.find(section));
+        let is_table = section.is_none_or(|it| matches!(it.value.kind, TomlType::Table(_)));
+        if is_table || path.len() == 1 {
+            self.put(path, value);
         }
-        self.put(path, value);
     }
 
     pub(super) fn put(&mut self, path: &[String], value: TomlNode) {
@@ -99,19 +95,19 @@ impl TomlNode {
             *self = value;
             return;
         };
+        if !matches!(self.kind, TomlType::Table(_)) {
+            self.kind = TomlType::Table(Vec::new());
+        }
+        let TomlType::Table(entries) = &mut self.kind else { return };
         let at = value.at.clone();
-        let mut entries = match std::mem::replace(&mut self.kind, TomlType::Boolean(false)) {
-            TomlType::Table(entries) => entries,
-            _ => Vec::new(),
+        let known = entries.iter().position(|entry| entry.name == *name && !rest.is_empty());
+        let mut entry = match known {
+            Some(index) => entries.swap_remove(index),
+            None => TomlField { name: name.clone(), at: at.clone(), value: Self::table(at) },
         };
-        let old = entries.iter().position(|entry| entry.name == *name);
-        let mut entry = match old.map(|index| entries.swap_remove(index)) {
-            Some(entry) if !rest.is_empty() => entry,
-            _ => TomlField { name: name.clone(), at: at.clone(), value: TomlNode::table(at) },
-        };
+        entries.retain(|other| other.name != *name);
         entry.value.put(rest, value);
         entries.push(entry);
-        self.kind = TomlType::Table(entries);
     }
 
     /// The value at a path such as `route[0].key.from`, if it exists.
@@ -154,9 +150,7 @@ impl TomlNode {
 
     /// Removes the field at `section.name`, if it exists.
     pub(super) fn remove(&mut self, section: &str, name: &str) {
-        let TomlType::Table(sections) = &mut self.kind else {
-            return;
-        };
+        let TomlType::Table(sections) = &mut self.kind else { return };
         for section in sections.iter_mut().filter(|entry| entry.name == section) {
             if let TomlType::Table(entries) = &mut section.value.kind {
                 entries.retain(|entry| entry.name != name);

@@ -81,11 +81,20 @@ pub enum Forwarder {
     Envoy,
 }
 
-/// Reads, merges and checks the configuration of a gateway.
-///
-/// `text` is the file's content if there is a file, and `file_name` its name: relative paths in the
-/// file are relative to its folder. Of `env`, names that start with `ONETAKE__` count, and those
-/// that the file names.
+/// The sources of a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Input<'a> {
+    /// The content of the file, if there is a file.
+    pub text: Option<&'a str>,
+    /// The name of the file. Relative paths in the file are relative to its folder.
+    pub file_name: &'a str,
+    /// The environment. Names that start with `ONETAKE__` count, and those that the file names.
+    pub env: Vec<(String, String)>,
+    /// The flags.
+    pub overrides: Overrides,
+}
+
+/// Reads, merges and checks the configuration of a gateway: see [`Input`].
 ///
 /// # Errors
 /// With all errors that were found. Nothing is guessed and nothing is ignored.
@@ -95,112 +104,75 @@ pub fn load(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
-    read(text, file_name, env, overrides, |checks| checks.config(Forwarder::Gateway))
+    Input { text, file_name, env: env.collect(), overrides }.config(Forwarder::Gateway)
 }
 
-/// Like [`load`], for an external processor of Envoy: no upstream has to be named, because Envoy
-/// forwards.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_ext_proc(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-) -> Result<Config, ConfigError> {
-    read(text, file_name, env, overrides, |checks| checks.config(Forwarder::Envoy))
-}
-
-/// The effective options of every route, each with the layer that it comes from.
-///
-/// # Errors
-/// As [`load`].
-pub fn explain(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    forwarder: Forwarder,
-) -> Result<String, ConfigError> {
-    read(text, file_name, env, Overrides::default(), |checks| {
-        Some(explain::explain(&checks.config(forwarder)?, checks))
-    })
-}
-
-/// Like [`load`], for commands that need only a store: no upstream has to be named.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_store(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-) -> Result<StoreConfig, ConfigError> {
-    read(text, file_name, env, overrides, |checks| Some(checks.store()))
-}
-
-/// Like [`load`], for a relay: a sink has to be named, but no upstream.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_relay(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-) -> Result<RelayConfig, ConfigError> {
-    read(text, file_name, env, overrides, |checks| checks.relay())
-}
-
-/// Like [`load`], for commands that need only the admin listener: no other section of the file is
-/// read.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_admin(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-) -> Result<Admin, ConfigError> {
-    let ours = |name: &str| !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__");
-    let env = env.filter(|(name, _)| ours(name)).collect::<Vec<_>>();
-    let problems = Problems::new(text, file_name, &env);
-    let mut tree = tree::parse(&problems);
-    if let TomlType::Table(sections) = &mut tree.kind {
-        sections.retain(|section| section.name == "admin");
+impl Input<'_> {
+    /// The configuration of a gateway, or of an external processor of Envoy.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn config(self, forwarder: Forwarder) -> Result<Config, ConfigError> {
+        self.read("", |checks| checks.config(forwarder))
     }
-    complete(tree, Overrides::default(), &problems, |checks| Some(checks.admin()))
-}
 
-fn read<T>(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-    check: impl FnOnce(&Checks<'_>) -> Option<T>,
-) -> Result<T, ConfigError> {
-    let env = env.collect::<Vec<_>>();
-    let problems = Problems::new(text, file_name, &env);
-    complete(tree::parse(&problems), overrides, &problems, check)
-}
+    /// The effective options of every route, each with the layer that it comes from.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn explain(self, forwarder: Forwarder) -> Result<String, ConfigError> {
+        self.read("", |checks| Some(explain::explain(&checks.config(forwarder)?, checks)))
+    }
 
-fn complete<T>(
-    mut tree: tree::TomlNode,
-    overrides: Overrides,
-    problems: &Problems<'_>,
-    check: impl FnOnce(&Checks<'_>) -> Option<T>,
-) -> Result<T, ConfigError> {
-    // After a syntax error, every other message would be a guess.
-    problems.check()?;
-    sources::apply_env(&mut tree, problems);
-    sources::apply_flags(&mut tree, overrides);
-    sources::expand(&mut tree, "", problems);
-    problems.check()?;
-    let file = Value { node: &tree, path: String::new(), problems }.table::<File>();
-    let checked = file.and_then(|file| check(&Checks { file: &file, tree: &tree, problems }));
-    problems.check()?;
-    checked.ok_or_else(ConfigError::unexplained)
+    /// The store, for commands that need only a store: no upstream has to be named.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn store(self) -> Result<StoreConfig, ConfigError> {
+        self.read("", |checks| Some(checks.store()))
+    }
+
+    /// The configuration of a relay: a sink has to be named, but no upstream.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn relay(self) -> Result<RelayConfig, ConfigError> {
+        self.read("", |checks| checks.relay())
+    }
+
+    /// The admin listener, for commands that need only that: no other section is read.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn admin(mut self) -> Result<Admin, ConfigError> {
+        self.env.retain(|(name, _)| {
+            !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__")
+        });
+        self.read("admin", |checks| Some(checks.admin()))
+    }
+
+    /// Reads the section `only`, or every section if it is empty.
+    fn read<T>(
+        self,
+        only: &str,
+        check: impl FnOnce(&Checks<'_>) -> Option<T>,
+    ) -> Result<T, ConfigError> {
+        let problems = &Problems::new(self.text, self.file_name, &self.env);
+        let mut tree = tree::parse(problems);
+        if let TomlType::Table(sections) = &mut tree.kind {
+            sections.retain(|section| only.is_empty() || section.name == only);
+        }
+        // After a syntax error, every other message would be a guess.
+        problems.check()?;
+        sources::apply_env(&mut tree, problems);
+        sources::apply_flags(&mut tree, self.overrides);
+        sources::expand(&mut tree, "", problems);
+        problems.check()?;
+        let file = Value { node: &tree, path: String::new(), problems }.table::<File>();
+        let checked = file.and_then(|file| check(&Checks { file: &file, tree: &tree, problems }));
+        problems.check()?;
+        checked.ok_or_else(ConfigError::unexplained)
+    }
 }
 
 /// The JSON Schema (draft 2020-12) of the configuration file.

@@ -61,8 +61,8 @@ table! {
             .else_says("the credential if there is one, else public"),
         /// The parts of a request that make two requests the same: see
         /// [Fingerprints](#fingerprints).
-        fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
-            .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
+        fingerprint: Fingerprint = table().then(fingerprint).or_default()
+            .applied(|policy, it: Fingerprint| it.apply(policy)).else_says("{ mode = \"bytes\" }"),
         /// The types of gRPC messages: a file that `protoc --include_imports --descriptor_set_out=FILE` writes.
         /// See [Keys](#keys).
         descriptor_set: Option<PathBuf> = file("\"billing.pb\"").optional(),
@@ -253,8 +253,9 @@ fn problem_status() -> Form<Option<StatusCode>> {
 }
 
 table! {
-    /// `fingerprint`, as it is written.
-    struct FingerprintOptions [Debug] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
+    layered
+    /// `fingerprint`
+    pub(super) struct Fingerprint [Clone, Debug, Default] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
         { "properties": { "mode": { "const": "bytes" }, "exclude": false, "include": false } },
         { "properties": { "mode": { "enum": ["json", "protobuf"] }, "include": false } },
         { "properties": { "mode": { "const": "json" }, "exclude": false }, "required": ["include"] },
@@ -262,7 +263,7 @@ table! {
     ] })) {
         /// The comparison of bodies: byte by byte, as JSON, or as the message of a gRPC call, which needs
         /// `descriptor_set`.
-        mode: FingerprintMode = words([
+        mode: Option<FingerprintMode> = words([
             ("bytes", FingerprintMode::Bytes),
             ("json", FingerprintMode::Json(Selection::Whole)),
             ("protobuf", FingerprintMode::Protobuf(ProtobufFingerprint {
@@ -270,33 +271,15 @@ table! {
                 schema: Schema::new(DescriptorSet::default()),
                 exclude: Vec::new(),
             })),
-        ]).required(),
+        ]).at(|policy| &mut policy.fingerprint.mode).required(),
         /// JSON Pointers to values or fields that do not count.
         exclude: Option<Vec<Pointer>> = list(pointer(), ANY, "[\"/timestamp\"]").optional(),
         /// JSON Pointers to the only values that count.
         include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
         /// The names of headers that count, too.
-        headers: Option<Vec<HeaderName>> = list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]").optional(),
-    }
-}
-
-/// `fingerprint`
-#[derive(Clone, Debug, Default)]
-pub(super) struct Fingerprint {
-    mode: Option<FingerprintMode>,
-    headers: Option<Vec<HeaderName>>,
-}
-
-impl Layered for Fingerprint {
-    fn over(self, weaker: Self) -> Self {
-        Self { mode: self.mode.or(weaker.mode), headers: self.headers.or(weaker.headers) }
-    }
-}
-
-impl Fingerprint {
-    fn apply(policy: &mut Policy, fingerprint: Self) {
-        policy.fingerprint.mode = fingerprint.mode.unwrap_or_default();
-        policy.fingerprint.headers = fingerprint.headers.unwrap_or_default();
+        headers: Option<Vec<HeaderName>> =
+            list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]")
+            .optional().applied(|policy, names| policy.fingerprint.headers = names.unwrap_or_default()),
     }
 }
 
@@ -313,9 +296,10 @@ fn lasting(name: HeaderName, value: &Value<'_>) -> Option<HeaderName> {
     }
 }
 
-fn fingerprint(options: FingerprintOptions, value: &Value<'_>) -> Option<Fingerprint> {
-    let FingerprintOptions { mode, exclude, include, headers } = options;
-    let mode = match (mode, exclude, include) {
+/// Makes the mode of its pointers, and refuses pointers without effect.
+fn fingerprint(written: Fingerprint, value: &Value<'_>) -> Option<Fingerprint> {
+    let Fingerprint { mode, exclude, include, headers } = written;
+    let mode = match (mode?, exclude, include) {
         (FingerprintMode::Bytes, None, None) => FingerprintMode::Bytes,
         (FingerprintMode::Protobuf(protobuf), exclude, None) => {
             let exclude = exclude.iter().flatten().map(field_at).collect();
@@ -335,7 +319,7 @@ fn fingerprint(options: FingerprintOptions, value: &Value<'_>) -> Option<Fingerp
             return value.field("exclude").or_else(|| value.field("include"))?.refuse(fault);
         }
     };
-    Some(Fingerprint { mode: Some(mode), headers })
+    Some(Fingerprint { mode: Some(mode), headers, exclude: None, include: None })
 }
 
 table! {

@@ -77,9 +77,7 @@ impl<T: 'static> Form<T> {
     /// An option that must be written.
     pub(super) fn required(self) -> Slot<T> {
         let read = self.read;
-        let mut slot = Slot::new(self.shape, move |value| read(value?));
-        slot.info.is_required = true;
-        slot
+        Slot::new(self.shape, move |value| read(value?)).required()
     }
 
     /// An option with a default, which is read like a value in the file.
@@ -125,6 +123,12 @@ impl<T: 'static> Slot<T> {
         let (name, about, default) = ("", String::new(), None);
         let info = OptionInfo { name, about, shape, default, is_required: false, former: None };
         Self { info, read: Box::new(read), apply: Box::new(|_, _| ()) }
+    }
+
+    /// An option that must be written.
+    pub(super) fn required(mut self) -> Self {
+        (self.info.is_required, self.info.default) = (true, None);
+        self
     }
 
     /// An option that had another name.

@@ -16,7 +16,7 @@ use onetake_core::{Clock, ErrorChain, MessageId, SystemClock, SystemRng};
 use onetake_relay::{Relay, Sink, WebhookOptions, WebhookSink};
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::{Failed, read, runtime, stop_signal};
+use crate::cli::{Failed, input, read, runtime, stop_signal};
 use crate::config::{self, Overrides, RelayConfig, StoreConfig};
 use crate::gateway::{Connector, serve_metrics};
 use crate::logs::{self, LogFormat};
@@ -86,7 +86,7 @@ impl Arguments {
     fn operate(self, act: &Act) -> Result<ExitCode, Failed> {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
-        let config = config::load_store(text.as_deref(), &name, std::env::vars(), overrides);
+        let config = input(text.as_deref(), &name, overrides).store();
         let config: StoreConfig =
             config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
         runtime()?.block_on(async {
@@ -100,7 +100,7 @@ impl Arguments {
         logs::init(self.log_format);
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, sink: self.sink, ..Overrides::default() };
-        let config = config::load_relay(text.as_deref(), &name, std::env::vars(), overrides);
+        let config = input(text.as_deref(), &name, overrides).relay();
         let config = config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
         runtime()?.block_on(deliver(config)).map(|()| ExitCode::SUCCESS)
     }
@@ -109,7 +109,7 @@ impl Arguments {
 /// Checks the relay of a configuration file and the certificates that it names. Returns its
 /// destination.
 pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
-    let config = config::load_relay(text, name, std::env::vars(), Overrides::default());
+    let config = input(text, name, Overrides::default()).relay();
     let config = config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
     match &config.sink {
         config::Sink::Nats(url) => Ok(url.to_string()),

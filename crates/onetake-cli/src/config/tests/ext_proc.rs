@@ -3,7 +3,7 @@
 use super::*;
 
 fn read_for_envoy(text: &str) -> Result<Config, ConfigError> {
-    load_ext_proc(Some(text), "test", std::iter::empty(), Overrides::default())
+    input(Some(text), "test", no_env(), Overrides::default()).config(Forwarder::Envoy)
 }
 
 #[test]

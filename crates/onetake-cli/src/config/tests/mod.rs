@@ -107,6 +107,23 @@ fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
     pairs.iter().map(own).collect::<Vec<_>>().into_iter()
 }
 
+fn input<'a>(
+    text: Option<&'a str>,
+    file_name: &'a str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Input<'a> {
+    Input { text, file_name, env: env.collect(), overrides }
+}
+
+fn explain(
+    text: &str,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<String, ConfigError> {
+    input(Some(text), file_name, env, Overrides::default()).explain(Forwarder::Gateway)
+}
+
 fn read(text: &str) -> Result<Config, ConfigError> {
     load(Some(text), "onetake.toml", no_env(), Overrides::default())
 }

@@ -61,11 +61,8 @@ pub(super) fn parse_origin(text: &str) -> Result<String, ValueError> {
     const FIX: &str = "write for example \"https://app.example.com\", or \"*\" for all origins";
     let url = Url::parse(text).ok().filter(|url| url.has_host() && text.contains("://"));
     let Some(url) = url else {
-        return if text == "*" {
-            Ok(text.to_owned())
-        } else {
-            Err(ValueError::new("not an origin", FIX))
-        };
+        let any = Some(text.to_owned()).filter(|text| text == "*");
+        return any.ok_or(ValueError::new("not an origin", FIX));
     };
     // Only http and https have an origin in the sense of that type. Apps have other schemes.
     let sent = match url.origin() {
@@ -113,7 +110,7 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
         let fix = "write for example \"http://127.0.0.1:3000/api/v2\", with letters, digits and - _ . ~ alone";
         return Err(bad("the path of an upstream is not plain", fix));
     }
-    to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
+    url.as_str().parse().map_err(|_| bad("not a valid URL", FIX))
 }
 
 /// Reads `upstream_host`: the `Host` header that upstreams get.
@@ -140,7 +137,7 @@ pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, ValueError> {
     if url.fragment().is_some() {
         return Err(bad("the URL must not have a fragment, because it is never sent"));
     }
-    to_uri(&url).ok_or_else(|| bad("not a valid URL"))
+    url.as_str().parse().map_err(|_| bad("not a valid URL"))
 }
 
 /// Parses an HTTP URL. It is stricter than the `url` crate: white space, a backslash, a missing
@@ -170,11 +167,6 @@ fn http_url(text: &str) -> Result<Url, &'static str> {
         true => Err("the host cannot be in a certificate"),
         false => Ok(url),
     }
-}
-
-/// Converts a URL to the type that HTTP clients use.
-fn to_uri(url: &Url) -> Option<Uri> {
-    url.as_str().parse().ok()
 }
 
 /// Reads the URL of a store.

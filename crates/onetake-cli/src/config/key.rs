@@ -78,7 +78,10 @@ table! {
         from: Option<Source> = words(SOURCES.map(|source| (source.word, source))).optional().else_says("\"header\""),
         /// The name of the header, or of the path or query parameter, for `from = "header"`, `"path"` and `"query"`.
         name: Option<String> =
-            plain(r"[\s\S]{1,255}", "\"X-GitHub-Delivery\"", RequestValue::is_name, NOT_A_NAME).optional().else_says("`Idempotency-Key`, or its alias, for a header; else required"),
+            plain(r"[\s\S]{1,255}", "\"X-GitHub-Delivery\"", RequestValue::is_name, (
+                "not the name of a header or of a parameter",
+                "write 1 to 255 bytes without control characters",
+            )).optional().else_says("`Idempotency-Key`, or its alias, for a header; else required"),
         /// Whether a request without a key is refused.
         required: Option<bool> = boolean().optional()
             .else_says("`false` for `Idempotency-Key`, except for `payment` and `high-consequence`; else `true`"),
@@ -95,7 +98,10 @@ table! {
             list(text(PART, "\"json:/order_id\"", str::parse), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
         /// The field of the message, such as `"request_id"` or `"header.request_id"`, for
         /// `from = "grpc"`. It needs `descriptor_set`.
-        field: Option<String> = plain(FIELD, "\"request_id\"", is_field, NOT_A_FIELD).optional(),
+        field: Option<String> = plain(FIELD, "\"request_id\"", is_field, (
+            "not the name of a field",
+            "write for example \"request_id\", or \"header.request_id\" for a field inside a field",
+        )).optional(),
         /// The number of the field at the top of the message, for `from = "grpc"` without a
         /// descriptor set.
         field_number: Option<usize> = integer(1, 536_870_911).optional(),
@@ -108,11 +114,6 @@ const PART: &str =
 
 const FIELD: &str = r"[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*";
 
-const NOT_A_FIELD: (&str, &str) = (
-    "not the name of a field",
-    "write for example \"request_id\", or \"header.request_id\" for a field inside a field",
-);
-
 fn is_field(text: &str) -> bool {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = |name: &str| {
@@ -120,11 +121,6 @@ fn is_field(text: &str) -> bool {
     };
     text.split('.').all(is_name)
 }
-
-const NOT_A_NAME: (&str, &str) = (
-    "not the name of a header or of a parameter",
-    "write 1 to 255 bytes without control characters",
-);
 
 /// `key`
 #[derive(Clone, Debug, Default)]

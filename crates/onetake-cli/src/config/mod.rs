@@ -70,7 +70,7 @@ use error::Problems;
 use reader::Value;
 use sections::File;
 use table::Table as _;
-use tree::{TomlField, TomlType};
+use tree::TomlType;
 
 /// The process that forwards requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,16 +211,11 @@ pub struct Purposes {
 /// `[gateway]` has options.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
-    let tree = tree::parse(&Problems::new(Some(text), "", &[]));
-    let TomlType::Table(sections) = &tree.kind else {
-        return Purposes { gateway: true, ext_proc: false, relay: false };
-    };
-    let has = |name: &str| sections.iter().any(|section| section.name == name);
-    let (ext_proc, relay) = (has("ext_proc"), has("relay"));
-    // `upstream_tls` alone may be for the webhook of a relay.
-    let is_own = |option: &TomlField| option.name != "upstream_tls";
-    let is_gateways = |section: &TomlField| match (section.name.as_str(), &section.value.kind) {
-        ("gateway", TomlType::Table(options)) => options.iter().any(is_own),
+    let sections = text.parse::<toml::Table>().unwrap_or_default();
+    let (ext_proc, relay) = (sections.contains_key("ext_proc"), sections.contains_key("relay"));
+    let is_gateways = |(name, section): (&String, &toml::Value)| match (name.as_str(), section) {
+        // `upstream_tls` alone may be for the webhook of a relay.
+        ("gateway", toml::Value::Table(options)) => options.keys().any(|it| it != "upstream_tls"),
         ("defaults" | "route", _) => !ext_proc,
         (name, _) => ["gateway", "limits"].contains(&name),
     };
@@ -286,30 +281,22 @@ impl Config {
             let values = policy.key.source.values();
             let is_in_target =
                 |it: &RequestValue| matches!(it, RequestValue::Path(_) | RequestValue::Query(_));
-            if policy.duplicate_payload.is_some()
-                && !values.is_empty()
-                && values.iter().all(is_in_target)
-            {
+            let is_useless = !values.is_empty() && values.iter().all(is_in_target);
+            if policy.duplicate_payload.is_some() && is_useless {
                 warnings.push(format!("route[{index}] ({pattern}) has duplicate_payload without effect: its key is in the path or the query, so a request with another key is another payload"));
             }
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
-            let risks = [
-                (
-                    policy.on_store_down == OnStoreDown::FailOpen,
-                    "has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again",
-                ),
-                (
-                    policy.tenant == Tenant::ClientIp,
-                    "has tenant = \"client-ip\": a client that changes its network is another tenant, and its retry runs again",
-                ),
-                (
-                    matches!(self.store.url, StoreUrl::Redis(_)),
-                    "is stored in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again",
-                ),
-            ];
-            let taken = risks.into_iter().filter(|(is_taken, _)| *is_taken);
-            let name = format!("route[{index}] ({pattern}, preset \"{preset}\")");
-            warnings.extend(taken.map(|(_, risk)| format!("{name} {risk}")));
+            let open = "has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again";
+            let moving = "has tenant = \"client-ip\": a client that changes its network is another tenant, and its retry runs again";
+            let lossy = "is stored in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again";
+            for (risk, is_taken) in [
+                (open, policy.on_store_down == OnStoreDown::FailOpen),
+                (moving, policy.tenant == Tenant::ClientIp),
+                (lossy, matches!(self.store.url, StoreUrl::Redis(_))),
+            ] {
+                let name = format!("route[{index}] ({pattern}, preset \"{preset}\")");
+                warnings.extend(is_taken.then(|| format!("{name} {risk}")));
+            }
         }
         warnings
     }

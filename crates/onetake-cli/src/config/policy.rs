@@ -51,8 +51,9 @@ table! {
             .at(|policy| &mut policy.paths.trailing_slash),
         /// A word that separates the keys of this route from the keys of others: up to 64 letters,
         /// digits and `- _ . : /`.
-        namespace: Option<String> = plain("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", is_namespace, NOT_A_NAMESPACE)
-            .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
+        namespace: Option<String> = plain("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", is_namespace, (
+            "not a namespace", "write up to 64 letters, digits and - _ . : /, such as \"payments\"",
+        )).shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
         /// The source of the key, and its format: see [Keys](#keys).
         key: KeyOptions = key().or_default().applied(KeyOptions::apply)
             .else_says("that of the preset, else the header; required for `payment` and `high-consequence`"),
@@ -224,9 +225,6 @@ impl PolicyOptions {
         entries.fold(rules, |rules, (pattern, disposition)| rules.with(pattern, disposition))
     }
 }
-
-const NOT_A_NAMESPACE: (&str, &str) =
-    ("not a namespace", "write up to 64 letters, digits and - _ . : /, such as \"payments\"");
 
 const STATUS: &str = "[2-5](xx|[0-9]{2})|OK|CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|UNAUTHENTICATED";
 

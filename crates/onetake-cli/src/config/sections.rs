@@ -78,7 +78,9 @@ table! {
         /// than one ping in five minutes.
         upstream_ping_interval: Duration = duration("1s", "1h", "6m").or("\"6m\""),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
-        trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
+        trusted_proxies: Vec<IpNet> =
+            list(text(BLOCK, "\"127.0.0.0/8\"", parse_network), ANY, "[\"127.0.0.0/8\", \"::1\"]")
+            .or("[\"127.0.0.0/8\", \"::1\"]"),
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
         /// GET, HEAD, OPTIONS and TRACE are always passed on.
         unmatched: Unmatched = words([("pass", Unmatched::Pass), ("refuse", Unmatched::Refuse)])
@@ -199,10 +201,7 @@ fn upstream_tls(tls: UpstreamTls, value: &Value<'_>) -> Option<UpstreamTls> {
     None
 }
 
-fn networks() -> Form<Vec<IpNet>> {
-    const BLOCK: &str = r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/0*([0-9]|[12][0-9]|3[0-2]))?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/0*([0-9]{1,2}|1[01][0-9]|12[0-8]))?";
-    list(text(BLOCK, "\"127.0.0.0/8\"", parse_network), ANY, "[\"127.0.0.0/8\", \"::1\"]")
-}
+const BLOCK: &str = r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/0*([0-9]|[12][0-9]|3[0-2]))?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/0*([0-9]{1,2}|1[01][0-9]|12[0-8]))?";
 
 table! {
     /// `[admin]`
@@ -349,10 +348,17 @@ table! {
         sink: Option<Sink> = or_variable(text(r"(nats|tls)://\S+|https?://\S+", "\"nats://127.0.0.1:4222\"", parse_sink)).optional(),
         /// The beginning of NATS subjects, in front of the topic.
         subject_prefix: String =
-            plain(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?", "\"payments.\"", is_prefix, NOT_A_PREFIX).or("\"\""),
+            plain(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?", "\"payments.\"", is_prefix, (
+                "not a valid prefix of a NATS subject",
+                "write up to 255 letters, digits, - and _, in words separated by dots",
+            )).or("\"\""),
         /// The secrets that sign webhooks: `whsec_` and base64 of 24 to 64 bytes. All of them sign.
         /// Required for a webhook.
-        secrets: Vec<WebhookSecret> = webhook_secrets().or("[]"),
+        secrets: Vec<WebhookSecret> = list(
+            secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", parse_webhook_secret),
+            (0, SECRETS_MAX),
+            "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]",
+        ).or("[]"),
         /// The most messages taken at a time.
         batch: usize = integer(1, 1_000).or("100"),
         /// The time until another relay takes the messages of a relay that died.
@@ -412,11 +418,6 @@ fn parse_sink(text: &str) -> Result<Sink, ValueError> {
     }
 }
 
-const NOT_A_PREFIX: (&str, &str) = (
-    "not a valid prefix of a NATS subject",
-    "write up to 255 letters, digits, - and _, in words separated by dots",
-);
-
 /// Checks a subject prefix: all words before its last dot must be complete.
 fn is_prefix(text: &str) -> bool {
     let is_whole = !text.starts_with('.') && !text.contains("..");
@@ -428,13 +429,10 @@ fn is_word(character: char) -> bool {
     character.is_ascii_alphanumeric() || "-_.".contains(character)
 }
 
-fn webhook_secrets() -> Form<Vec<WebhookSecret>> {
-    let one = secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", |text| {
-        let fix =
-            "create one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
-        text.parse::<WebhookSecret>().map_err(|error| ValueError::new(error.to_string(), fix))
-    });
-    list(one, (0, SECRETS_MAX), "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]")
+fn parse_webhook_secret(text: &str) -> Result<WebhookSecret, ValueError> {
+    let fix =
+        "create one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
+    text.parse::<WebhookSecret>().map_err(|error| ValueError::new(error.to_string(), fix))
 }
 
 table! {
@@ -454,7 +452,9 @@ table! {
     pub struct Secret [Clone, PartialEq, Eq]
         ("a secret", "{ id = \"k1\", secret = { env = \"ONETAKE_SECRET\" } }") {
         /// The name of the secret, which is kept beside the sealed data.
-        id: String = plain("[A-Za-z0-9_.-]{1,32}", "\"k1\"", is_id, NOT_AN_ID).required(),
+        id: String = plain("[A-Za-z0-9_.-]{1,32}", "\"k1\"", is_id, (
+            "not a name", "write up to 32 letters, digits and - _ .",
+        )).required(),
         /// 32 bytes in base64.
         secret: [u8; 32] = secret(r"\s*[A-Za-z0-9+/_-]{43}=?\s*", parse_bytes).required().formerly("key"),
     }
@@ -481,8 +481,6 @@ fn secrets() -> Form<Vec<Secret>> {
         Some(secrets)
     })
 }
-
-const NOT_AN_ID: (&str, &str) = ("not a name", "write up to 32 letters, digits and - _ .");
 
 fn is_id(text: &str) -> bool {
     (1..=32).contains(&text.len()) && text.chars().all(is_word)

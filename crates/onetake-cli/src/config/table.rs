@@ -282,10 +282,9 @@ impl OptionInfo {
             _ => self.about.clone(),
         };
         extend(&mut schema, json!({ "title": title, "description": about }));
-        let default = self.default.as_deref().and_then(tree::parse_built_in);
-        if let Some(default) = default.and_then(|default| default.to_json()) {
-            extend(&mut schema, json!({ "default": default }));
-        }
+        // A default may also be a sentence for the documentation.
+        let default = self.default.iter().map(|default| format!("default = {default}"));
+        default.flat_map(|text| toml::from_str(&text)).for_each(|it| extend(&mut schema, it));
         schema
     }
 }

@@ -133,21 +133,6 @@ impl TomlNode {
         }
     }
 
-    /// The value as JSON, for schemas; `None` if JSON has no such value.
-    pub(super) fn to_json(&self) -> Option<serde_json::Value> {
-        Some(match &self.kind {
-            TomlType::Text(text) => text.as_str().into(),
-            TomlType::Integer(_, number) => (*number)?.into(),
-            TomlType::Boolean(value) => (*value).into(),
-            TomlType::Other(..) => return None,
-            TomlType::List(nodes) => nodes.iter().map(Self::to_json).collect(),
-            TomlType::Table(entries) => {
-                let fields = entries.iter().map(|it| Some((it.name.clone(), it.value.to_json()?)));
-                serde_json::Value::Object(fields.collect::<Option<_>>()?)
-            }
-        })
-    }
-
     /// Removes the field at `section.name`, if it exists.
     pub(super) fn remove(&mut self, section: &str, name: &str) {
         let TomlType::Table(sections) = &mut self.kind else { return };

@@ -11,7 +11,7 @@ use onetake_stores::StoreUrl;
 
 use super::error::{Origin, Problems, ValueError};
 use super::explain::hidden_defaults;
-use super::policy::{PolicyOptions, RouteOptions, Settings};
+use super::policy::{LISTS, PolicyOptions, RouteOptions, Settings};
 use super::reconcile::{Placeholder, Reconcile};
 use super::sections::{File, Sink};
 use super::tenant::TenantOption;
@@ -271,15 +271,16 @@ impl Checks<'_> {
 
     /// Checks that a status is in one list only.
     fn statuses(&self, path: &str, options: &PolicyOptions) {
-        let lists = options.lists();
-        for (nth, (name, _, list)) in lists.iter().enumerate() {
+        let lists = LISTS.map(|(name, _)| name).into_iter().zip(options.lists());
+        for (nth, (name, list)) in lists.clone().enumerate() {
             for (index, pattern) in list.iter().enumerate() {
-                let other = lists.iter().take(nth).find(|(_, _, other)| other.contains(pattern));
-                if let Some((other, ..)) = other {
-                    let what = format!("the status is also in `{other}`");
-                    let fault = ValueError::new(what, "keep it in one of the two lists");
-                    self.refuse(&format!("{path}.{name}[{index}]"), fault);
-                }
+                let mut earlier = lists.clone().take(nth);
+                let Some((other, _)) = earlier.find(|(_, other)| other.contains(pattern)) else {
+                    continue;
+                };
+                let what = format!("the status is also in `{other}`");
+                let fault = ValueError::new(what, "keep it in one of the two lists");
+                self.refuse(&format!("{path}.{name}[{index}]"), fault);
             }
         }
     }

@@ -4,8 +4,8 @@ use onetake_http::Dialect;
 
 use super::check::{BY_ENVOY, Checks};
 use super::form::Shape;
-use super::policy::PolicyOptions;
-use super::presets::{self, LISTS, list_of};
+use super::policy::{LISTS, PolicyOptions};
+use super::presets;
 use super::table::{OptionInfo, Table as _};
 use super::tree::{self, TomlNode, TomlType};
 use super::units::show_duration;
@@ -46,7 +46,7 @@ fn lines(
     let layers = layers.collect::<Vec<_>>();
     let mut lines = Vec::new();
     let mut add = |path: &str, option: &OptionInfo| {
-        let (before, is_list) = (lines.len(), LISTS.contains(&path));
+        let (before, is_list) = (lines.len(), is_list(path));
         let deciding = layers.iter().position(|(_, layer)| is_set(layer, path) && !is_list);
         let shown = deciding.map_or(0..layers.len(), |one| one..one + 1);
         for (name, layer) in layers.get(shown).unwrap_or_default() {
@@ -77,7 +77,7 @@ fn lines(
             _ => add(option.name, &option),
         }
     }
-    let every_5xx = preset.map(|preset| list_of(preset.values().every_5xx));
+    let every_5xx = preset.map(presets::list_of_5xx);
     lines.extend(every_5xx.map(|list| (format!("every 5xx: {list}"), from_preset.clone())));
     lines
 }
@@ -99,11 +99,15 @@ fn built_in(
         "fingerprint.mode" => "\"bytes\"".to_owned(),
         "upstream" if *upstream? == BY_ENVOY => "Envoy forwards the request".to_owned(),
         "upstream" => format!("\"{}\"", upstream?),
-        _ if LISTS.contains(&path) => return None,
+        _ if is_list(path) => return None,
         _ => option.default.clone()?,
     };
     let is_toml = tree::parse_built_in(&value).is_some();
     Some(format!("{} {value}", if is_toml { " =" } else { ":" }))
+}
+
+fn is_list(path: &str) -> bool {
+    LISTS.iter().any(|(name, _)| *name == path)
 }
 
 /// Returns true if a layer sets this option, or the option that decides about it.
@@ -128,15 +132,15 @@ pub(super) fn hidden_defaults(config: &Config, checks: &Checks<'_>) -> Vec<Strin
     for (index, route) in config.routes.iter().enumerate() {
         let own = checks.tree.get(&format!("route[{index}]"));
         let (Some(preset), Some(own)) = (route.preset, own) else { continue };
-        let every_5xx = list_of(preset.values().every_5xx);
-        let of_5xx = LISTS.into_iter().filter(|name| *name != every_5xx);
+        let every_5xx = presets::list_of_5xx(preset);
+        let of_5xx = LISTS.into_iter().map(|(name, _)| name).filter(|name| *name != every_5xx);
         let of_5xx = of_5xx.map(|name| (name, format!("every 5xx to {every_5xx}")));
         let values = presets::values(preset).into_iter();
         let values = values.map(|(name, value)| (name, format!("{name} = {value}")));
         for (name, set) in values.chain(of_5xx) {
             let Some(node) = defaults.get(name).filter(|_| !is_set(own, name)) else { continue };
             let shown = written(node, &Shape::List(Box::new(Shape::Boolean), 0, 0));
-            let is_hidden = match LISTS.contains(&name) {
+            let is_hidden = match is_list(name) {
                 true => shown.contains("\"5"),
                 false => set != format!("{name} = {shown}"),
             };

@@ -301,12 +301,6 @@ impl Config {
         warnings
     }
 
-    /// Describes the requests that no route matches, and what becomes of them.
-    #[must_use]
-    pub fn fall_through(&self) -> String {
-        fall_through::describe(self)
-    }
-
     /// The TLS settings for upstreams, if any upstream uses TLS.
     #[must_use]
     pub fn upstream_tls(&self) -> Option<&UpstreamTls> {

@@ -204,25 +204,26 @@ fn set_wait(policy: &mut Policy, timeout: Option<Duration>) {
     }
 }
 
+/// The options that are lists of statuses. They add up from layer to layer. Other options replace
+/// each other.
+pub(super) const LISTS: [(&str, Disposition); 3] = [
+    ("record", Disposition::Record),
+    ("release", Disposition::Release),
+    ("mark_unknown", Disposition::Unknown),
+];
+
 impl PolicyOptions {
-    /// The lists of statuses, by disposition.
-    pub(super) fn lists(&self) -> [(&'static str, Disposition, &[StatusPattern]); 3] {
-        [
-            ("record", Disposition::Record, self.record.as_deref().unwrap_or_default()),
-            ("release", Disposition::Release, self.release.as_deref().unwrap_or_default()),
-            (
-                "mark_unknown",
-                Disposition::Unknown,
-                self.mark_unknown.as_deref().unwrap_or_default(),
-            ),
-        ]
+    /// The lists of statuses, in the order of `LISTS`.
+    pub(super) fn lists(&self) -> [&[StatusPattern]; 3] {
+        let lists = [&self.record, &self.release, &self.mark_unknown];
+        lists.map(|list| list.as_deref().unwrap_or_default())
     }
 
-    fn classify(&self, rules: StatusRules) -> StatusRules {
-        let lists = self.lists().into_iter();
-        let entries =
-            lists.flat_map(|(_, disposition, list)| list.iter().map(move |it| (*it, disposition)));
-        entries.fold(rules, |rules, (pattern, disposition)| rules.with(pattern, disposition))
+    fn classify(&self, mut rules: StatusRules) -> StatusRules {
+        for ((_, disposition), list) in LISTS.iter().zip(self.lists()) {
+            rules = list.iter().fold(rules, |rules, pattern| rules.with(*pattern, *disposition));
+        }
+        rules
     }
 }
 

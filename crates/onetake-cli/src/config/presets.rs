@@ -1,24 +1,19 @@
 //! The options of presets, as TOML: for the policies of routes, and for explanations.
 
 use onetake_http::json::Selection;
-use onetake_http::{Disposition, FingerprintMode, KeySource, Preset};
+use onetake_http::{FingerprintMode, KeySource, Preset};
 
 use super::error::Origin;
-use super::policy::PolicyOptions;
+use super::policy::{LISTS, PolicyOptions};
 use super::reader::read_built_in;
 use super::table::Table as _;
 use super::tree::{self, TomlNode};
 use super::units::show_duration;
 
-/// The options that add up from layer to layer. Other options replace each other.
-pub(super) const LISTS: [&str; 3] = ["record", "release", "mark_unknown"];
-
-pub(super) const fn list_of(disposition: Disposition) -> &'static str {
-    match disposition {
-        Disposition::Record => "record",
-        Disposition::Release => "release",
-        Disposition::Unknown => "mark_unknown",
-    }
+/// The name of the list of statuses to which a preset adds every 5xx.
+pub(super) fn list_of_5xx(preset: Preset) -> &'static str {
+    let every_5xx = preset.values().every_5xx;
+    LISTS.into_iter().find(|(_, of)| *of == every_5xx).map_or("", |(name, _)| name)
 }
 
 /// The options that a preset sets. Its rule for 5xx is not an option.

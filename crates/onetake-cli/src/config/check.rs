@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use http::Uri;
+use http::{HeaderName, Uri};
 use onetake_core::OnUnknown;
 use onetake_http::policy::TENANT_NOT_NAMED;
 use onetake_http::routes::{RoutePattern, never_reached};
@@ -75,7 +75,7 @@ impl Checks<'_> {
             let mut settings = Settings::new(own, preset, &file.defaults);
             let pattern = route.r#match.clone().with_rules(settings.policy.paths);
             settings.policy.path = Some(pattern.path.clone());
-            self.preset(&path, own, preset);
+            self.lossy(&path, preset);
             self.policy(&path, own, Some(route), &mut settings);
             if let Some(earlier) = patterns.iter().find(|earlier| earlier.covers(&pattern)) {
                 let mistake = never_reached(earlier);
@@ -213,24 +213,17 @@ impl Checks<'_> {
         }
     }
 
-    /// Checks the store and the tenant of a route with a preset.
-    fn preset(&self, path: &str, own: &PolicyOptions, preset: Option<Preset>) {
-        let (field, Some(preset)) = (format!("{path}.preset"), preset) else { return };
+    /// Refuses Redis alone as the store for payments, unless the operator allows it.
+    fn lossy(&self, path: &str, preset: Option<Preset>) {
         let store = &self.file.store;
-        if preset.is_dear() && !store.allow_lossy && matches!(store.url, StoreUrl::Redis(_)) {
+        let is_lossy = !store.allow_lossy && matches!(store.url, StoreUrl::Redis(_));
+        if is_lossy && preset.is_some_and(Preset::is_dear) {
             let what = "Redis alone is not durable enough for this preset: a failover loses \
                         acknowledged writes, and a lost claim can cause a second charge";
             let fix = "use PostgreSQL with Redis as its filter (below [store]: url = \
                        \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"), or accept the \
                        risk with allow_lossy = true below [store]";
-            self.refuse(&field, ValueError::new(what, fix));
-        }
-        let tenant = own.tenant.as_ref().or(self.file.defaults.tenant.as_ref());
-        if preset.values().must_name_tenant && tenant.is_none() {
-            let fix = "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in \
-                       this route or in [defaults]";
-            let fault = ValueError::new(TENANT_NOT_NAMED, fix);
-            self.refuse_at(&field, &format!("{path}.tenant"), fault);
+            self.refuse(&format!("{path}.preset"), ValueError::new(what, fix));
         }
     }
 
@@ -245,23 +238,32 @@ impl Checks<'_> {
         self.read_messages(path, own, route, &mut settings.policy);
         self.statuses(path, own);
         for mistake in settings.policy.check() {
+            let is_it = |header: &HeaderName| mistake.value.as_deref() == Some(header.as_str());
+            let index = settings.policy.fingerprint.headers.iter().position(is_it);
+            let option = match (mistake.option, index) {
+                ("fingerprint_headers", Some(index)) => format!("fingerprint.headers[{index}]"),
+                (option, _) => option.to_owned(),
+            };
             let (at, fix) = match mistake.option {
                 // The error of a ttl for reconciliation is reported below, with the times of the
                 // service that is asked.
                 "ttl" => continue,
                 "tenant" => {
+                    let is_payment = mistake.what == TENANT_NOT_NAMED;
+                    let near =
+                        if is_payment { "in this route or in [defaults]" } else { "next to them" };
                     let preset = route.and_then(|route| route.preset);
                     let of_preset = preset.and_then(|preset| preset.values().key_source);
-                    let at = match own.key.source.is_none() && of_preset.is_some() {
+                    let at = match is_payment || own.key.source.is_none() && of_preset.is_some() {
                         true => format!("{path}.preset"),
                         false => self.written(path, "key.from"),
                     };
-                    let fix = "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } next to them";
-                    (at, fix.to_owned())
+                    let names = "tenant = \"credential\", \"public\" or { header = \"X-Account\" }";
+                    (at, format!("write {names} {near}"))
                 }
-                option => (self.written(path, option), mistake.fix),
+                _ => (self.written(path, &option), mistake.fix),
             };
-            let field = format!("{path}.{}", mistake.option);
+            let field = format!("{path}.{option}");
             self.refuse_at(&at, &field, ValueError::new(mistake.what, fix));
         }
         if let Some((option, at, fault)) = self.reconcile(path, own, settings) {

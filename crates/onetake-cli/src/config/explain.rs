@@ -145,10 +145,9 @@ pub(super) fn hidden_defaults(config: &Config, checks: &Checks<'_>) -> Vec<Strin
                 false => set != format!("{name} = {shown}"),
             };
             if is_hidden {
-                let place = checks.problems.place(&node.at);
+                let (pattern, place) = (&route.pattern, checks.problems.place(&node.at));
                 warnings.push(format!(
-                    "route[{index}] ({}): preset \"{preset}\" sets {set}, which hides {name} = {shown} of [defaults] ({place}); set {name} in the route to choose",
-                    route.pattern
+                    "route[{index}] ({pattern}): preset \"{preset}\" sets {set}, which hides {name} = {shown} of [defaults] ({place}); set {name} in the route to choose"
                 ));
             }
         }

@@ -255,8 +255,7 @@ pub(super) fn upstream() -> Form<Uri> {
 pub(super) fn header_name(example: &'static str) -> Form<HeaderName> {
     text("[!#$%&'*+.^_`|~0-9A-Za-z-]+", example, move |text| {
         let fix = format!("write for example {example}");
-        HeaderName::from_bytes(text.as_bytes())
-            .map_err(|_| ValueError::new("not a header name", fix))
+        text.parse().map_err(|_| ValueError::new("not a header name", fix))
     })
 }
 

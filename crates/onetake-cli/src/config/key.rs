@@ -1,6 +1,5 @@
 //! `key`: the source of keys, and their format.
 
-use http::HeaderName;
 use onetake_http::grpc::{DescriptorSet, MessageField, Schema};
 use onetake_http::json::Pointer;
 use onetake_http::{KeyFormat, KeySource, Policy, RequestValue};
@@ -192,13 +191,12 @@ fn read(key: KeyFields, value: &Value<'_>) -> Option<KeyOptions> {
 fn key_source(from: Source, key: KeyFields, value: &Value<'_>) -> Option<KeySource> {
     Some(match (from.word, key.name) {
         ("header", None) => KeySource::Header,
-        ("header", Some(name)) => match HeaderName::from_bytes(name.as_bytes()) {
-            Ok(name) => KeySource::Value(RequestValue::Header(name)),
-            Err(_) => {
-                let fix = "write for example name = \"X-GitHub-Delivery\"";
-                return value.field("name")?.refuse(ValueError::new("not a header name", fix));
-            }
-        },
+        ("header", Some(name)) => {
+            let written = value.field("name")?;
+            let fix = "write for example name = \"X-GitHub-Delivery\"";
+            let refuse = |_| written.refuse(ValueError::new("not a header name", fix));
+            KeySource::header(name).map_or_else(refuse, Some)?
+        }
         ("path", name) => KeySource::path(name?),
         ("query", name) => KeySource::query(name?),
         ("json", _) => KeySource::Value(RequestValue::Json(key.pointer?)),

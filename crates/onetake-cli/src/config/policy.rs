@@ -11,7 +11,7 @@ use http::{HeaderName, StatusCode, Uri};
 use onetake_core::OnUnknown;
 use onetake_http::grpc::{DescriptorSet, ProtobufFingerprint, Schema};
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
+use onetake_http::policy::is_namespace;
 use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
 use onetake_http::text::TextOr;
@@ -183,7 +183,7 @@ impl Settings {
         if let Some(preset) = preset {
             outcomes = outcomes.with_every_5xx(preset.values().every_5xx);
         }
-        let mut policy = Policy::default();
+        let mut policy = preset.map_or_else(Policy::default, Policy::preset);
         policy.outcomes = route.classify(outcomes);
         let forward_auth = match &all.tenant {
             Some(TenantOption::ForwardAuth(auth)) => Some(auth.clone()),
@@ -277,7 +277,7 @@ table! {
         include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
         /// The names of headers that count, too.
         headers: Option<Vec<HeaderName>> =
-            list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]")
+            list(header_name("\"X-Account\""), ANY, "[\"X-Account\"]")
             .optional().applied(|policy, names| policy.fingerprint.headers = names.unwrap_or_default()),
     }
 }
@@ -285,14 +285,6 @@ table! {
 /// The field of a message that a JSON Pointer names.
 fn field_at(pointer: &Pointer) -> String {
     pointer.as_str().trim_start_matches('/').replace('/', ".")
-}
-
-fn lasting(name: HeaderName, value: &Value<'_>) -> Option<HeaderName> {
-    let what = "the header changes with each attempt, so every retry would be refused";
-    match CHANGING_HEADERS.contains(&name.as_str()) {
-        true => value.refuse(ValueError::new(what, "remove it")),
-        false => Some(name),
-    }
 }
 
 /// Makes the mode of its pointers, and refuses pointers without effect.

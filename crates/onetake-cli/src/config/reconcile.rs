@@ -200,9 +200,8 @@ fn headers() -> Form<HeaderMap> {
 
 /// Refuses headers that the gateway sets itself, and those that belong to a connection.
 fn parse_name(text: &str) -> Result<HeaderName, ValueError> {
-    let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
-        ValueError::new("not a header name", "write for example Authorization or X-Api-Key")
-    })?;
+    let fix = "write for example Authorization or X-Api-Key";
+    let name = text.parse::<HeaderName>().map_err(|_| ValueError::new("not a header name", fix))?;
     let mut sent = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static("x"))]);
     strip_hop_by_hop(&mut sent);
     let ours = [HOST, http::header::CONTENT_LENGTH, http::header::ACCEPT_ENCODING];

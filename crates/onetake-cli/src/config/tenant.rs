@@ -32,11 +32,12 @@ pub(super) enum TenantOption {
 impl TenantOption {
     /// Sets the tenant of a policy. A service names it later: until then, every request is refused.
     pub(super) fn apply(policy: &mut Policy, tenant: Option<Self>) {
-        policy.tenant = match tenant {
+        let tenant = match tenant {
             Some(Self::ForwardAuth(_)) => Tenant::Custom(Arc::new(|_| None)),
             Some(Self::Plain(tenant)) => tenant,
             None => return,
         };
+        *policy = std::mem::take(policy).tenant(tenant);
     }
 }
 

@@ -166,7 +166,7 @@ pub(super) fn size(min: &'static str, max: &'static str) -> Form<usize> {
             TomlType::Integer(text, number) => {
                 units::parse_size(&number.map_or(text.clone(), |n| n.to_string()), min, max)
             }
-            _ => units::parse_size(value.text("\"1MiB\"")?, min, max),
+            _ => units::parse_size(&value.text("\"1MiB\"")?, min, max),
         };
         parsed.map_or_else(|fault| value.refuse(fault), Some)
     };
@@ -193,7 +193,8 @@ pub(super) fn words_or<T: Clone + PartialEq + 'static, const N: usize>(
     let read = move |value: &Value<'_>| {
         let text = value.text(choices.first()?)?;
         let found = words.iter().find(|(word, _)| *word == text);
-        found.map_or_else(|| value.refuse(unknown_word(text, &choices)), |(_, it)| Some(it.clone()))
+        found
+            .map_or_else(|| value.refuse(unknown_word(&text, &choices)), |(_, it)| Some(it.clone()))
     };
     Form::new(Shape::Words(all), read).shown(move |value| {
         let name = names.iter().find(|(_, known)| known == value);
@@ -227,7 +228,7 @@ pub(super) fn table<T: Table + 'static>() -> Form<T> {
 /// The name of a file or folder. A relative name in the file is relative to the file's folder.
 pub(super) fn file(example: &'static str) -> Form<PathBuf> {
     Form::new(Shape::File, move |value| {
-        let fault = match value.text(example)? {
+        let fault = match &*value.text(example)? {
             "" => ValueError::new("the file name is empty", format!("write for example {example}")),
             // The content of a PEM file instead of its name. It may be a key, so no part of it is
             // shown.
@@ -307,7 +308,7 @@ pub(super) fn secret<T: 'static>(
             }
             // Digits alone parse as a number. No part of them is shown.
             TomlType::Integer(text, _) => (text.clone(), value.clone()),
-            _ => (value.text("{ env = \"NAME\" }")?.to_owned(), value.clone()),
+            _ => (value.text("{ env = \"NAME\" }")?.into_owned(), value.clone()),
         };
         let fault = match parse(text.trim()) {
             Ok(parsed) => return Some(parsed),

@@ -1,6 +1,6 @@
 //! Typed access to values of the tree, with errors that say what was expected.
 
-use std::borrow::Borrow;
+use std::borrow::{Borrow, Cow};
 use std::fmt::Display;
 
 use super::error::{Origin, Problems, ValueError};
@@ -56,8 +56,11 @@ impl<'t> Value<'t> {
 
     /// Reports an error of this value.
     pub(super) fn refuse<T>(&self, fault: ValueError) -> Option<T> {
-        let fault = match (&self.node.kind, &self.node.written) {
-            (TomlType::Text(text), Some(written)) => fault.about_file_only(text, written),
+        let fault = match &self.node.kind {
+            TomlType::Text(written) => match self.expanded(written) {
+                Ok(Cow::Owned(text)) => fault.about_file_only(&text, written),
+                _ => fault,
+            },
             _ => fault,
         };
         self.problems.add(&self.node.at, &self.path, self.node.shown(), fault);
@@ -78,13 +81,26 @@ impl<'t> Value<'t> {
     ///
     /// A variable has no quotes to tell `7` from `"7"`, so any plain value of a variable is a
     /// string.
-    pub(super) fn text(&self, example: &str) -> Option<&'t str> {
+    pub(super) fn text(&self, example: &str) -> Option<Cow<'t, str>> {
         match (&self.node.kind, &self.node.at) {
-            (TomlType::Text(text), _) => Some(text),
-            (TomlType::Integer(text, _) | TomlType::Other(_, text), Origin::Env(_)) => Some(text),
-            (TomlType::Boolean(true), Origin::Env(_)) => Some("true"),
-            (TomlType::Boolean(false), Origin::Env(_)) => Some("false"),
+            (TomlType::Text(text), _) => {
+                self.expanded(text).map_or_else(|fault| self.refuse(fault), Some)
+            }
+            (TomlType::Integer(text, _) | TomlType::Other(_, text), Origin::Env(_)) => {
+                Some(text.into())
+            }
+            (TomlType::Boolean(value), Origin::Env(_)) => Some(value.to_string().into()),
             _ => self.wrong_type("a string", example),
+        }
+    }
+
+    /// The text with the values of the variables in it. Only the file can name variables.
+    fn expanded(&self, text: &'t str) -> Result<Cow<'t, str>, ValueError> {
+        match self.node.at {
+            Origin::File(_) if text.contains("${") => {
+                sources::expanded(text, self.problems).map(Cow::Owned)
+            }
+            _ => Ok(Cow::Borrowed(text)),
         }
     }
 
@@ -94,7 +110,7 @@ impl<'t> Value<'t> {
         example: &str,
         parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        parse(self.text(example)?).map_or_else(|fault| self.refuse(fault.into()), Some)
+        parse(&self.text(example)?).map_or_else(|fault| self.refuse(fault.into()), Some)
     }
 
     /// The elements of a list.

@@ -2,8 +2,7 @@
 
 use super::Overrides;
 use super::error::{Origin, Problems, ValueError};
-use super::reader::join;
-use super::tree::{self, TomlNode, TomlType};
+use super::tree::{self, TomlNode};
 
 /// Prefix of variables. Two underscores in a name stand for a dot in a path.
 const PREFIX: &str = "ONETAKE__";
@@ -25,34 +24,9 @@ pub(super) fn apply_env(tree: &mut TomlNode, problems: &Problems<'_>) {
     }
 }
 
-/// Replaces `${NAME}` in the strings of the file with the value of the variable. `$${` stands for
-/// `${`.
-pub(super) fn expand(node: &mut TomlNode, path: &str, problems: &Problems<'_>) {
-    match &mut node.kind {
-        TomlType::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
-            let written = text.clone();
-            let shown = || Some(format!("\"{}\"", tree::shorten(&written)));
-            match expanded(&written, problems) {
-                Ok(value) => *text = value,
-                Err(fault) => problems.add(&node.at, path, shown(), fault),
-            }
-            node.written = Some(written);
-        }
-        TomlType::List(nodes) => {
-            for (index, node) in nodes.iter_mut().enumerate() {
-                expand(node, &format!("{path}[{index}]"), problems);
-            }
-        }
-        TomlType::Table(entries) => {
-            for entry in entries {
-                expand(&mut entry.value, &join(path, &entry.name), problems);
-            }
-        }
-        _ => {}
-    }
-}
-
-fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, ValueError> {
+/// Replaces `${NAME}` in a string of the file with the value of the variable. `$${` stands for
+/// `${`. Messages show the string of the file, because a variable may hold a secret.
+pub(super) fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, ValueError> {
     let (mut out, mut rest) = (String::new(), text);
     while let Some((before, behind)) = rest.split_once("${") {
         if let Some(before) = before.strip_suffix('$') {

@@ -179,7 +179,7 @@ fn verification_key() -> Form<JwtKey> {
     let shape = Shape::OneOf(vec![Shape::Text(pattern), Shape::Table(JwtKeyTable::info)]);
     Form::new(shape, |value| {
         let (kid, (text, field)) = match &value.node.kind {
-            TomlType::Text(text) => (None, (text.clone(), value.clone())),
+            TomlType::Text(_) => (None, (value.text("")?.into_owned(), value.clone())),
             _ => {
                 let JwtKeyTable { env, file, kid } = value.table()?;
                 (kid, value.elsewhere(env, file)?)

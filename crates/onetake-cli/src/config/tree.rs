@@ -15,8 +15,6 @@ const SHOWN_CHARACTERS_MAX: usize = 60;
 pub(super) struct TomlNode {
     pub(super) kind: TomlType,
     pub(super) at: Origin,
-    /// The text before variables were expanded, if there were any.
-    pub(super) written: Option<String>,
 }
 
 /// The TOML types that the configuration uses.
@@ -50,7 +48,7 @@ impl TomlNode {
     }
 
     fn new(kind: TomlType, at: Origin) -> Self {
-        Self { kind, at, written: None }
+        Self { kind, at }
     }
 
     /// The type of the value, with its article.
@@ -68,10 +66,7 @@ impl TomlNode {
     /// The value for a message: one line, without control characters, not too long.
     pub(super) fn shown(&self) -> Option<String> {
         match &self.kind {
-            TomlType::Text(text) => {
-                // A variable may hold a secret, so the text of the file is shown.
-                Some(format!("\"{}\"", shorten(self.written.as_ref().unwrap_or(text))))
-            }
+            TomlType::Text(text) => Some(format!("\"{}\"", shorten(text))),
             TomlType::Integer(text, _) | TomlType::Other(_, text) => Some(shorten(text)),
             TomlType::Boolean(value) => Some(value.to_string()),
             TomlType::List(_) | TomlType::Table(_) => None,

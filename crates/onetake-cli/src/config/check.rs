@@ -22,7 +22,7 @@ use super::{Admin, Config, Forwarder, RelayConfig, Route, StoreConfig, is_https}
 /// The upstream of every route if Envoy forwards. It is never connected to.
 pub(super) const BY_ENVOY: &str = "http://envoy";
 
-/// A file whose options were read, its tree for positions of values, and the errors that were found.
+/// A file whose options were read, its tree for positions of values, and the errors.
 pub(super) struct Checks<'c> {
     pub(super) file: &'c File,
     pub(super) tree: &'c TomlNode,
@@ -41,7 +41,7 @@ impl Checks<'_> {
         let node = self.tree.get(at);
         let value = node.filter(|_| at == field).and_then(TomlNode::shown);
         let place = node.map_or(Origin::Absent, |node| node.at.clone());
-        if node.is_none() || !self.problems.is_known(&place, &fault.what) {
+        if node.is_none() || !self.problems.is_of_defaults(&place, &fault.what) {
             self.problems.add(&place, field, value, fault);
         }
     }
@@ -67,7 +67,7 @@ impl Checks<'_> {
         };
         let mut defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
         self.policy("defaults", &file.defaults, None, &mut defaults);
-        self.upstream_of("defaults", None, &defaults, &upstream);
+        self.upstream_of("defaults", None, &defaults, &upstream, forwarder);
         let (mut routes, mut patterns) = (Vec::new(), Vec::<RoutePattern>::new());
         for (index, route) in file.route.iter().enumerate() {
             let path = format!("route[{index}]");
@@ -83,7 +83,8 @@ impl Checks<'_> {
                 self.refuse(&format!("{path}.match"), fault);
             }
             patterns.push(pattern.clone());
-            let upstream = self.upstream_of(&path, own.upstream.as_ref(), &settings, &upstream);
+            let own = own.upstream.as_ref();
+            let upstream = self.upstream_of(&path, own, &settings, &upstream, forwarder);
             routes.extend(upstream.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
         let mut config = Config {
@@ -112,10 +113,10 @@ impl Checks<'_> {
         own: Option<&Uri>,
         settings: &Settings,
         usual: &Option<Uri>,
+        forwarder: Forwarder,
     ) -> Option<Uri> {
         let is_async = matches!(settings.policy.in_flight, InFlight::Async(_));
-        let by_envoy = usual.as_ref().is_some_and(|usual| *usual == BY_ENVOY);
-        if own.is_some() || !is_async || !by_envoy {
+        if own.is_some() || !is_async || forwarder == Forwarder::Gateway {
             return own.cloned().or(usual.clone());
         }
         let (gateway, defaults) = (&self.file.gateway.upstream, &self.file.defaults.upstream);
@@ -288,7 +289,8 @@ impl Checks<'_> {
     }
 
     /// Checks that the service for outcomes is named, that each question is about one operation
-    /// only, and that there is time for questions. Returns the option, the position and the error.
+    /// only, and that there is time for questions. Returns the last error: the option, the position
+    /// and the error.
     fn reconcile(
         &self,
         path: &str,
@@ -314,7 +316,8 @@ impl Checks<'_> {
         let tenant = own.tenant.as_ref().or(self.file.defaults.tenant.as_ref());
         if let Some(what) = unsafe_for(reconcile, tenant) {
             let fix = "use {derived_key}: the upstream receives it with the operation as Idempotency-Derived-Key";
-            return Some(("reconcile", at, ValueError::new(what, fix).showing(None)));
+            let fault = ValueError::new(what, fix).showing(None);
+            self.refuse_at(&at, &format!("{path}.reconcile"), fault);
         }
         let (ttl, skew) = (policy.terms.ttl, self.file.store.url.clock_skew_max());
         let from = policy.reconciles_after(skew);

@@ -205,10 +205,12 @@ impl<'a> Problems<'a> {
         self.found.borrow_mut().push((rank, problem));
     }
 
-    /// True if the same mistake at this position was reported for another field.
-    pub(super) fn is_known(&self, at: &Origin, what: &str) -> bool {
-        let place = self.place(at);
-        self.found.borrow().iter().any(|(_, known)| known.place == place && known.what == what)
+    /// True if the same mistake at this position was reported for `[defaults]`.
+    pub(super) fn is_of_defaults(&self, at: &Origin, what: &str) -> bool {
+        let (place, found) = (self.place(at), self.found.borrow());
+        let of_defaults = |it: &&ConfigProblem| it.field.starts_with("defaults.");
+        let mut known = found.iter().map(|(_, known)| known).filter(of_defaults);
+        known.any(|known| known.place == place && known.what == what)
     }
 
     /// Returns the errors that were found, if there are any.

@@ -40,6 +40,12 @@ fn a_202_behind_envoy_needs_an_upstream() {
 }
 
 #[test]
+fn a_gateway_may_have_an_upstream_that_is_called_envoy() {
+    let text = "[gateway]\nupstream = \"http://envoy\"\n[defaults]\nin_flight = \"async\"\ntenant = \"public\"";
+    assert_eq!(read(text).unwrap().gateway.upstream.unwrap(), "http://envoy/");
+}
+
+#[test]
 fn sections_show_the_purposes_of_a_file() {
     let of = |text: &str| {
         let found = purposes(text);

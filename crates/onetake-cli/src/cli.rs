@@ -22,7 +22,7 @@ use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, ConfigError, Overrides, StoreConfig};
+use crate::config::{self, Config, ConfigError, Forwarder, Input, Overrides, StoreConfig};
 use crate::demo::{self, DemoError, Screen};
 use crate::doctor::{self, Format};
 use crate::gateway::{self, Gateway, StartError};
@@ -240,10 +240,11 @@ fn check(path: &Path, explain: bool) -> ExitCode {
 /// Checks a file and returns the text to print. The file can configure a gateway, a relay, or both.
 fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
     let (text, name) = read(Some(path))?;
+    let input = || input(text.as_deref(), &name, Overrides::default());
     let purposes = config::purposes(text.as_deref().unwrap_or_default());
     let (mut said, mut found) = (String::new(), Vec::new());
     if purposes.gateway {
-        let config = load(Some(path), Overrides::default())?;
+        let config = input().config(Forwarder::Gateway).map_err(invalid)?;
         let faults = gateway::check_files(&config);
         let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
         if !faults.is_empty() {
@@ -253,18 +254,16 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
         said.push_str(&config.fall_through());
         found.push(routes(config.routes.len()));
         if explain {
-            let explained = config::explain(text.as_deref(), &name, std::env::vars());
-            said.push_str(&explained.map_err(invalid)?);
+            said.push_str(&input().explain(Forwarder::Gateway).map_err(invalid)?);
         }
     }
     if purposes.ext_proc {
-        let config = load_ext_proc(Some(path))?;
+        let config = input().config(Forwarder::Envoy).map_err(invalid)?;
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
         found.push(format!("{} for Envoy", routes(config.routes.len())));
         // The routes of a gateway in the same file are the same, and were explained.
         if explain && !purposes.gateway {
-            let explained = config::explain_ext_proc(text.as_deref(), &name, std::env::vars());
-            said.push_str(&explained.map_err(invalid)?);
+            said.push_str(&input().explain(Forwarder::Envoy).map_err(invalid)?);
         }
     }
     if purposes.relay {
@@ -278,15 +277,18 @@ fn routes(count: usize) -> String {
     if count == 1 { "1 route".to_owned() } else { format!("{count} routes") }
 }
 
-fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
+fn load(path: Option<&Path>, overrides: Overrides, by: Forwarder) -> Result<Config, Failed> {
     let (text, name) = read(path)?;
-    config::load(text.as_deref(), &name, std::env::vars(), overrides).map_err(invalid)
+    input(text.as_deref(), &name, overrides).config(by).map_err(invalid)
 }
 
-fn load_ext_proc(path: Option<&Path>) -> Result<Config, Failed> {
-    let (text, name) = read(path)?;
-    config::load_ext_proc(text.as_deref(), &name, std::env::vars(), Overrides::default())
-        .map_err(invalid)
+/// A file, the environment of this process, and flags.
+pub(crate) fn input<'a>(
+    text: Option<&'a str>,
+    file_name: &'a str,
+    overrides: Overrides,
+) -> Input<'a> {
+    Input { text, file_name, env: std::env::vars().collect(), overrides }
 }
 
 fn invalid(error: ConfigError) -> Failed {
@@ -319,7 +321,7 @@ impl StoreArguments {
     fn load(self) -> Result<StoreConfig, Failed> {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
-        config::load_store(text.as_deref(), &name, std::env::vars(), overrides).map_err(invalid)
+        input(text.as_deref(), &name, overrides).store().map_err(invalid)
     }
 
     fn migrate(self) -> ExitCode {
@@ -367,7 +369,8 @@ impl Serve {
             store: self.store,
             sink: None,
         };
-        let served = load(self.config.as_deref(), overrides).and_then(|config| {
+        let config = load(self.config.as_deref(), overrides, Forwarder::Gateway);
+        let served = config.and_then(|config| {
             let upstream = config.gateway.upstream.as_ref();
             let upstream = upstream.map_or("by route".into(), ToString::to_string);
             let store = config.store.url.to_string();
@@ -389,7 +392,8 @@ impl ExtProc {
     fn run(self) -> ExitCode {
         let (spans, export) = traces::from_environment();
         logs::init_with(self.log_format, spans);
-        let served = load_ext_proc(self.config.as_deref()).and_then(|config| {
+        let config = load(self.config.as_deref(), Overrides::default(), Forwarder::Envoy);
+        let served = config.and_then(|config| {
             let store = config.store.url.to_string();
             let ending = Ending::of(&config, self.drain_seconds);
             warn_of_unused_token(&config);

@@ -6,7 +6,7 @@ use http::uri::Authority;
 use http::{HeaderValue, Uri};
 use ipnet::IpNet;
 use onetake_stores::url::SCHEMES;
-use onetake_stores::{ServerUrl, StoreUrl, UrlError};
+use onetake_stores::{ServerUrl, StoreUrl};
 use rustls::pki_types::ServerName;
 use url::Url;
 
@@ -38,12 +38,8 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
         true => text.parse::<IpNet>().ok(),
         false => text.parse::<IpAddr>().ok().map(IpNet::from),
     };
-    let Some(written) = parsed else {
-        return Err(ValueError::new(
-            "not an IP address, or the number of prefix bits is invalid",
-            fix,
-        ));
-    };
+    let what = "not an IP address, or the number of prefix bits is invalid";
+    let written = parsed.ok_or(ValueError::new(what, fix))?;
     let mapped = match (written.addr().to_canonical(), written.prefix_len().checked_sub(96)) {
         (address @ IpAddr::V4(_), Some(bits)) if written.addr().is_ipv6() => {
             IpNet::new(address, bits).ok()
@@ -63,28 +59,25 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, ValueError> {
 /// Reads an origin as browsers send it: `https://app.example.com`, or `*`.
 pub(super) fn parse_origin(text: &str) -> Result<String, ValueError> {
     const FIX: &str = "write for example \"https://app.example.com\", or \"*\" for all origins";
-    if text == "*" {
-        return Ok(text.to_owned());
-    }
     let url = Url::parse(text).ok().filter(|url| url.has_host() && text.contains("://"));
     let Some(url) = url else {
-        return Err(ValueError::new("not an origin", FIX));
+        let any = Some(text.to_owned()).filter(|text| text == "*");
+        return any.ok_or(ValueError::new("not an origin", FIX));
     };
     // Only http and https have an origin in the sense of that type. Apps have other schemes.
-    let sent = match url.origin().ascii_serialization() {
-        null if null == "null" => {
+    let sent = match url.origin() {
+        url::Origin::Opaque(_) => {
             let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
             format!("{}://{}{port}", url.scheme(), url.host_str().unwrap_or_default())
         }
-        origin => origin,
+        origin => origin.ascii_serialization(),
     };
+    let what =
+        "an origin is a scheme and a host in lower case, and a port if it is not the usual one";
+    let fix = format!("write \"{sent}\", as browsers send it");
     match sent == text {
         true => Ok(sent),
-        false => {
-            let fix = format!("write \"{sent}\", as browsers send it");
-            let what = "an origin is a scheme and a host in lower case, and a port if it is not the usual one";
-            Err(ValueError::new(what, fix).hiding_value(text.contains('@')))
-        }
+        false => Err(ValueError::new(what, fix).hiding_value(text.contains('@'))),
     }
 }
 
@@ -117,7 +110,7 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, ValueError> {
         let fix = "write for example \"http://127.0.0.1:3000/api/v2\", with letters, digits and - _ . ~ alone";
         return Err(bad("the path of an upstream is not plain", fix));
     }
-    to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
+    url.as_str().parse().map_err(|_| bad("not a valid URL", FIX))
 }
 
 /// Reads `upstream_host`: the `Host` header that upstreams get.
@@ -144,7 +137,7 @@ pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, ValueError> {
     if url.fragment().is_some() {
         return Err(bad("the URL must not have a fragment, because it is never sent"));
     }
-    to_uri(&url).ok_or_else(|| bad("not a valid URL"))
+    url.as_str().parse().map_err(|_| bad("not a valid URL"))
 }
 
 /// Parses an HTTP URL. It is stricter than the `url` crate: white space, a backslash, a missing
@@ -176,36 +169,25 @@ fn http_url(text: &str) -> Result<Url, &'static str> {
     }
 }
 
-/// Converts a URL to the type that HTTP clients use.
-fn to_uri(url: &Url) -> Option<Uri> {
-    url.as_str().parse().ok()
-}
-
 /// Reads the URL of a store.
 pub(super) fn parse_store(text: &str) -> Result<StoreUrl, ValueError> {
     StoreUrl::parse(text).map_err(|mut error| {
-        let scheme = text.split(':').next().unwrap_or_default();
-        if let Some(near) = nearest(scheme, SCHEMES).filter(|near| *near != scheme)
-            && text.contains(':')
-        {
+        let (scheme, _) = text.split_once(':').unwrap_or_default();
+        if let Some(near) = nearest(scheme, SCHEMES).filter(|near| *near != scheme) {
             error.fix = format!("did you mean `{near}:`?");
         }
-        to_fault(error)
+        error.into()
     })
 }
 
 /// Reads the URL of NATS: one server, or several separated by commas.
 pub(super) fn parse_nats(text: &str, fix: &str) -> Result<ServerUrl, ValueError> {
-    let url = ServerUrl::parse(text, fix).map_err(to_fault)?;
+    let url = ServerUrl::parse(text, fix)?;
     if url.servers().is_empty() || !url.path().is_empty() || url.query().next().is_some() {
         let what = "the URL of a NATS server must have a host and a port only";
         return Err(ValueError::new(what, fix).showing(Some(url.to_string())));
     }
     Ok(url)
-}
-
-fn to_fault(error: UrlError) -> ValueError {
-    ValueError::new(error.what, error.fix).showing(error.shown)
 }
 
 #[cfg(test)]

@@ -1,7 +1,11 @@
 //! Errors in the configuration, collected and formatted for people.
 
+use std::cell::RefCell;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use onetake_http::text::TextError;
+use onetake_stores::UrlError;
 
 use super::tree::shorten;
 
@@ -128,6 +132,18 @@ impl ValueError {
     }
 }
 
+impl From<TextError> for ValueError {
+    fn from(error: TextError) -> Self {
+        Self::new(error.what, error.fix)
+    }
+}
+
+impl From<UrlError> for ValueError {
+    fn from(error: UrlError) -> Self {
+        Self::new(error.what, error.fix).showing(error.shown)
+    }
+}
+
 /// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -144,10 +160,10 @@ pub(super) enum Origin {
 /// The collected errors, and the file that they are in.
 #[derive(Debug)]
 pub(super) struct Problems<'a> {
-    text: Option<&'a str>,
+    pub(super) text: Option<&'a str>,
     file_name: &'a str,
-    env: &'a [(String, String)],
-    found: Vec<(Rank, ConfigProblem)>,
+    pub(super) env: &'a [(String, String)],
+    found: RefCell<Vec<(Rank, ConfigProblem)>>,
 }
 
 /// The order of errors: through the file, then missing fields, then the rest.
@@ -159,7 +175,7 @@ impl<'a> Problems<'a> {
         file_name: &'a str,
         env: &'a [(String, String)],
     ) -> Self {
-        Self { text, file_name, env, found: Vec::new() }
+        Self { text, file_name, env, found: RefCell::default() }
     }
 
     /// The value of an environment variable.
@@ -170,21 +186,13 @@ impl<'a> Problems<'a> {
         found.map(|(_, text)| text.clone()).ok_or_else(missing)
     }
 
-    /// Resolves a path. A path from the file is relative to the file's folder.
-    pub(super) fn in_folder(&self, at: &Origin, path: PathBuf) -> PathBuf {
-        match (at, Path::new(self.file_name).parent()) {
-            (Origin::File(_), Some(folder)) if self.text.is_some() => folder.join(path),
-            _ => path,
-        }
+    /// The folder of the file; empty if there is no file.
+    pub(super) fn folder(&self) -> &Path {
+        let file = self.text.and(Path::new(self.file_name).parent());
+        file.unwrap_or(Path::new(""))
     }
 
-    pub(super) fn add(
-        &mut self,
-        at: &Origin,
-        field: &str,
-        value: Option<String>,
-        fault: ValueError,
-    ) {
+    pub(super) fn add(&self, at: &Origin, field: &str, value: Option<String>, fault: ValueError) {
         let rank = match at {
             Origin::File(offset) => (0, *offset),
             Origin::Absent => (1, 0),
@@ -194,17 +202,23 @@ impl<'a> Problems<'a> {
         let value = fault.value_of(|| value);
         let (place, field) = (self.place(at), field.to_owned());
         let problem = ConfigProblem { place, field, value, what: fault.what, fix: fault.fix };
-        self.found.push((rank, problem));
+        self.found.borrow_mut().push((rank, problem));
+    }
+
+    /// True if the same mistake at this position was reported for `[defaults]`.
+    pub(super) fn is_of_defaults(&self, at: &Origin, what: &str) -> bool {
+        let (place, found) = (self.place(at), self.found.borrow());
+        let of_defaults = |it: &&ConfigProblem| it.field.starts_with("defaults.");
+        let mut known = found.iter().map(|(_, known)| known).filter(of_defaults);
+        known.any(|known| known.place == place && known.what == what)
     }
 
     /// Returns the errors that were found, if there are any.
-    pub(super) fn check(&mut self) -> Result<(), ConfigError> {
-        if self.found.is_empty() {
-            return Ok(());
-        }
-        self.found.sort_by_key(|(rank, _)| *rank);
-        let problems = self.found.drain(..).map(|(_, problem)| problem).collect();
-        Err(ConfigError { problems })
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        let mut found = self.found.take();
+        found.sort_by_key(|(rank, _)| *rank);
+        let problems = found.into_iter().map(|(_, problem)| problem).collect::<Vec<_>>();
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
     }
 
     /// The name of a position in messages.
@@ -246,7 +260,7 @@ mod tests {
 
     #[test]
     fn many_faults_are_counted_not_listed() {
-        let mut problems = Problems::new(Some(""), "f", &[]);
+        let problems = Problems::new(Some(""), "f", &[]);
         for offset in 0..30 {
             problems.add(&Origin::File(offset), "x", None, ValueError::new("bad", "mend it"));
         }

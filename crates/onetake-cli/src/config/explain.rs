@@ -1,32 +1,27 @@
 //! The effective options of every route, each with the layer that it comes from.
 
-use std::fmt::Write as _;
+use onetake_http::Dialect;
 
-use onetake_http::json::Selection;
-use onetake_http::{Dialect, Disposition, FingerprintMode, KeySource, Preset};
-
-use super::check::BY_ENVOY;
-use super::error::Problems;
+use super::check::{BY_ENVOY, Checks};
 use super::form::Shape;
-use super::policy::PolicyOptions;
+use super::policy::{LISTS, PolicyOptions};
+use super::presets;
 use super::table::{OptionInfo, Table as _};
-use super::tree::{self, TomlNode, TomlType, shorten};
+use super::tree::{self, TomlNode, TomlType};
 use super::units::show_duration;
 use super::{Config, Route};
 
 /// The options of all routes and of requests without a route, one per line.
-pub(super) fn explain(config: &Config, tree: &TomlNode, problems: &Problems<'_>) -> String {
+pub(super) fn explain(config: &Config, checks: &Checks<'_>) -> String {
     let mut out = String::new();
     let mut explain = |title: &str, route: Option<(usize, &Route)>| {
-        let _infallible = writeln!(out, "{title}");
-        for (text, from) in lines(route, config, tree, problems) {
-            let _infallible = writeln!(out, "  {text:<52}  # {from}");
-        }
+        let lines = lines(route, config, checks).into_iter();
+        let lines = lines.map(|(text, from)| format!("  {text:<52}  # {from}\n"));
+        out.extend([title.to_owned(), "\n".to_owned()].into_iter().chain(lines));
         out.push('\n');
     };
     for (index, route) in config.routes.iter().enumerate() {
-        let title = format!("route[{index}]: {}", route.pattern);
-        explain(&title, Some((index, route)));
+        explain(&format!("route[{index}]: {}", route.pattern), Some((index, route)));
     }
     explain("POST and PATCH without a route", None);
     out
@@ -36,30 +31,32 @@ pub(super) fn explain(config: &Config, tree: &TomlNode, problems: &Problems<'_>)
 fn lines(
     route: Option<(usize, &Route)>,
     config: &Config,
-    tree: &TomlNode,
-    problems: &Problems<'_>,
+    checks: &Checks<'_>,
 ) -> Vec<(String, String)> {
+    let own = route.and_then(|(index, _)| checks.tree.get(&format!("route[{index}]")));
     let preset = route.and_then(|(_, route)| route.preset);
-    let of_preset = preset.map(preset_values).unwrap_or_default();
-    let from_preset = || preset.map(|preset| format!("preset {preset}")).unwrap_or_default();
+    let of_preset = preset.map(presets::layer);
+    let from_preset = preset.map(|preset| format!("preset {preset}")).unwrap_or_default();
+    let layers = [
+        ("route", own),
+        (from_preset.as_str(), of_preset.as_ref()),
+        ("[defaults]", checks.tree.get("defaults")),
+    ];
+    let layers = layers.into_iter().filter_map(|(name, layer)| Some((name, layer?)));
+    let layers = layers.collect::<Vec<_>>();
     let mut lines = Vec::new();
     let mut add = |path: &str, option: &OptionInfo| {
-        let own = route.and_then(|(index, _)| tree.get(&format!("route[{index}].{path}")));
-        let is_own = route.is_some_and(|(index, _)| is_set(tree, index, path));
-        let set = of_preset.iter().find(|(name, _)| *name == path).filter(|_| !is_own);
-        let weak = tree.get(&format!("defaults.{path}"));
-        // Lists of statuses add up. Other options replace each other.
-        let is_of_preset = of_preset.iter().any(|(name, _)| *name == deciding(path));
-        let weak = weak.filter(|_| !is_own && !is_of_preset || LISTS.contains(&path));
-        let before = lines.len();
-        let mut line = |text: &str, from: String| lines.push((format!("{path} = {text}"), from));
-        for (node, layer) in
-            own.map(|it| (it, "route")).into_iter().chain(weak.map(|it| (it, "[defaults]")))
-        {
-            line(&written(node, &option.shape), format!("{layer}, {}", problems.place(&node.at)));
-        }
-        if let Some((_, value)) = set {
-            line(value, from_preset());
+        let (before, is_list) = (lines.len(), is_list(path));
+        let deciding = layers.iter().position(|(_, layer)| is_set(layer, path) && !is_list);
+        let shown = deciding.map_or(0..layers.len(), |one| one..one + 1);
+        for (name, layer) in layers.get(shown).unwrap_or_default() {
+            let Some(node) = layer.get(path) else { continue };
+            let place = match *name == from_preset {
+                true => String::new(),
+                false => format!(", {}", checks.problems.place(&node.at)),
+            };
+            let text = format!("{path} = {}", written(node, &option.shape));
+            lines.push((text, format!("{name}{place}")));
         }
         if lines.len() == before
             && let Some(value) = built_in(path, option, route, config)
@@ -80,8 +77,8 @@ fn lines(
             _ => add(option.name, &option),
         }
     }
-    let every_5xx = of_preset.iter().find(|(name, _)| *name == "5xx");
-    lines.extend(every_5xx.map(|(_, value)| (format!("every 5xx: {value}"), from_preset())));
+    let every_5xx = preset.map(presets::list_of_5xx);
+    lines.extend(every_5xx.map(|list| (format!("every 5xx: {list}"), from_preset.clone())));
     lines
 }
 
@@ -102,27 +99,20 @@ fn built_in(
         "fingerprint.mode" => "\"bytes\"".to_owned(),
         "upstream" if *upstream? == BY_ENVOY => "Envoy forwards the request".to_owned(),
         "upstream" => format!("\"{}\"", upstream?),
-        _ if LISTS.contains(&path) => return None,
+        _ if is_list(path) => return None,
         _ => option.default.clone()?,
     };
     let is_toml = tree::parse_built_in(&value).is_some();
     Some(format!("{} {value}", if is_toml { " =" } else { ":" }))
 }
 
-const LISTS: [&str; 3] = ["record", "release", "mark_unknown"];
-
-const fn list_of(disposition: Disposition) -> &'static str {
-    match disposition {
-        Disposition::Record => "record",
-        Disposition::Release => "release",
-        Disposition::Unknown => "mark_unknown",
-    }
+fn is_list(path: &str) -> bool {
+    LISTS.iter().any(|(name, _)| *name == path)
 }
 
-/// Returns true if a route sets this option, or the option that decides about it.
-fn is_set(tree: &TomlNode, index: usize, path: &str) -> bool {
-    let has = |path: &str| tree.get(&format!("route[{index}].{path}")).is_some();
-    has(path) || has(deciding(path))
+/// Returns true if a layer sets this option, or the option that decides about it.
+fn is_set(layer: &TomlNode, path: &str) -> bool {
+    layer.get(path).is_some() || layer.get(deciding(path)).is_some()
 }
 
 /// Returns the option that decides about another one. A layer that sets `key.from` also replaces
@@ -135,57 +125,30 @@ fn deciding(path: &str) -> &str {
     }
 }
 
-/// The options that a preset sets, as TOML.
-pub(super) fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
-    let values = preset.values();
-    let mut set = vec![("ttl", format!("\"{}\"", show_duration(values.ttl)))];
-    set.extend(values.key_required.map(|required| ("key.required", required.to_string())));
-    if let Some(KeySource::Value(value)) = &values.key_source {
-        let value = value.to_string();
-        let (from, name) = value.split_once(':').unwrap_or_default();
-        let option = if from == "json" { "key.pointer" } else { "key.name" };
-        set.extend([("key.from", format!("\"{from}\"")), (option, format!("\"{name}\""))]);
-    }
-    if let Some(FingerprintMode::Json(Selection::Exclude(all))) = &values.fingerprint {
-        let all = all.iter().map(|pointer| format!("\"{}\"", pointer.as_str()));
-        let all = all.collect::<Vec<_>>().join(", ");
-        set.push(("fingerprint.mode", "\"json\"".to_owned()));
-        set.push(("fingerprint.exclude", format!("[{all}]")));
-    }
-    set.extend(values.on_store_down.map(|_| ("on_store_down", "\"fail-closed\"".to_owned())));
-    set.push(("5xx", list_of(values.every_5xx).to_owned()));
-    set
-}
-
 /// A warning for each value of `[defaults]` that the preset of a route hides.
-pub(super) fn hidden_defaults(
-    config: &Config,
-    tree: &TomlNode,
-    problems: &Problems<'_>,
-) -> Vec<String> {
+pub(super) fn hidden_defaults(config: &Config, checks: &Checks<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
+    let Some(defaults) = checks.tree.get("defaults") else { return warnings };
     for (index, route) in config.routes.iter().enumerate() {
-        let Some(preset) = route.preset else { continue };
-        let name_of = format!("route[{index}] ({}): preset \"{preset}\"", route.pattern);
-        let mut warn = |set: String, name: &str, node: &TomlNode, shown: &str| {
-            let place = problems.place(&node.at);
-            warnings.push(format!(
-                "{name_of} sets {set}, which hides {name} = {shown} of [defaults] ({place}); set {name} in the route to choose"
-            ));
-        };
-        for (name, value) in preset_values(preset) {
-            let Some(node) = tree.get(&format!("defaults.{name}")) else { continue };
+        let own = checks.tree.get(&format!("route[{index}]"));
+        let (Some(preset), Some(own)) = (route.preset, own) else { continue };
+        let every_5xx = presets::list_of_5xx(preset);
+        let of_5xx = LISTS.into_iter().map(|(name, _)| name).filter(|name| *name != every_5xx);
+        let of_5xx = of_5xx.map(|name| (name, format!("every 5xx to {every_5xx}")));
+        let values = presets::values(preset).into_iter();
+        let values = values.map(|(name, value)| (name, format!("{name} = {value}")));
+        for (name, set) in values.chain(of_5xx) {
+            let Some(node) = defaults.get(name).filter(|_| !is_set(own, name)) else { continue };
             let shown = written(node, &Shape::List(Box::new(Shape::Boolean), 0, 0));
-            if !is_set(tree, index, name) && shown != value {
-                warn(format!("{name} = {value}"), name, node, &shown);
-            }
-        }
-        let every_5xx = list_of(preset.values().every_5xx);
-        for name in LISTS.into_iter().filter(|name| *name != every_5xx) {
-            let Some(node) = tree.get(&format!("defaults.{name}")) else { continue };
-            let shown = written(node, &Shape::List(Box::new(Shape::Boolean), 0, 0));
-            if shown.contains("\"5") && tree.get(&format!("route[{index}].{name}")).is_none() {
-                warn(format!("every 5xx to {every_5xx}"), name, node, &shown);
+            let is_hidden = match is_list(name) {
+                true => shown.contains("\"5"),
+                false => set != format!("{name} = {shown}"),
+            };
+            if is_hidden {
+                let (pattern, place) = (&route.pattern, checks.problems.place(&node.at));
+                warnings.push(format!(
+                    "route[{index}] ({pattern}): preset \"{preset}\" sets {set}, which hides {name} = {shown} of [defaults] ({place}); set {name} in the route to choose"
+                ));
             }
         }
     }
@@ -196,29 +159,22 @@ pub(super) fn hidden_defaults(
 fn written(node: &TomlNode, shape: &Shape) -> String {
     match (&node.kind, shape) {
         (_, Shape::Secret(_)) => "…".to_owned(),
-        (_, Shape::OneOf(shapes)) if matches!(node.kind, TomlType::Table(_)) => {
+        (TomlType::Table(_), Shape::OneOf(shapes)) => {
             let table = shapes.iter().find(|shape| matches!(shape, Shape::Table(_)));
             table.map_or_else(|| "…".to_owned(), |shape| written(node, shape))
         }
-        (TomlType::Text(text), _) => {
-            format!("\"{}\"", shorten(node.written.as_ref().unwrap_or(text)))
-        }
-        (TomlType::Integer(text, _) | TomlType::Other(_, text), _) => shorten(text),
-        (TomlType::Boolean(value), _) => value.to_string(),
         (TomlType::List(nodes), Shape::List(of, ..)) => {
             let all = nodes.iter().map(|node| written(node, of)).collect::<Vec<_>>();
             format!("[{}]", all.join(", "))
         }
         (TomlType::Table(entries), Shape::Table(info)) => {
             let info = info();
-            let all = entries.iter().map(|entry| {
-                let option = info.all().find(|option| option.name == entry.name);
-                let value =
-                    option.map_or_else(|| "…".to_owned(), |it| written(&entry.value, &it.shape));
-                format!("{} = {value}", entry.name)
+            let all = entries.iter().filter_map(|entry| {
+                let option = info.all().find(|option| option.name == entry.name)?;
+                Some(format!("{} = {}", entry.name, written(&entry.value, &option.shape)))
             });
             format!("{{ {} }}", all.collect::<Vec<_>>().join(", "))
         }
-        _ => "…".to_owned(),
+        _ => node.shown().unwrap_or_else(|| "…".to_owned()),
     }
 }

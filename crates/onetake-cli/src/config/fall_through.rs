@@ -7,33 +7,32 @@ use super::{Config, Route, RoutePattern, Unmatched};
 /// The methods that a route can have.
 const KEYABLE: [&str; 4] = ["POST", "PUT", "PATCH", "DELETE"];
 
-/// Describes the requests that no route matches, and what becomes of them.
-pub(super) fn describe(config: &Config) -> String {
-    let fate = match (config.gateway.unmatched, config.defaults.policy.key.required) {
-        (Unmatched::Refuse, _) => "404, gateway.unmatched = \"refuse\"",
-        (Unmatched::Pass, true) => "[defaults], and a key is required",
-        (Unmatched::Pass, false) => {
-            "POST and PATCH by [defaults], where a key is optional; other methods without a key"
-        }
-    };
-    let mut lines = vec![format!("requests without a route: {fate}")];
-    lines.extend(config.routes.iter().filter_map(|route| other_methods(config, route)));
-    if config.routes.iter().any(counts_case) {
-        lines.push("a path of a route in another letter case (path_case = \"exact\")".to_owned());
+impl Config {
+    /// Describes the requests that no route matches, and what becomes of them.
+    #[must_use]
+    pub fn fall_through(&self) -> String {
+        let fate = match (self.gateway.unmatched, self.defaults.policy.key.required) {
+            (Unmatched::Refuse, _) => "404, gateway.unmatched = \"refuse\"",
+            (Unmatched::Pass, true) => "[defaults], and a key is required",
+            (Unmatched::Pass, false) => {
+                "POST and PATCH by [defaults], where a key is optional; other methods without a key"
+            }
+        };
+        let mut lines = vec![format!("requests without a route: {fate}")];
+        lines.extend(self.routes.iter().filter_map(|route| other_methods(self, route)));
+        let is_exact = |route: &Route| {
+            route.settings.policy.paths.trailing_slash == TrailingSlash::Exact
+                && !route.pattern.path.to_string().ends_with('}')
+        };
+        let cases = "a path of a route in another letter case (path_case = \"exact\")";
+        let slashes =
+            "a path of a route with one slash more or less at its end (trailing_slash = \"exact\")";
+        lines.extend(self.routes.iter().any(counts_case).then(|| cases.to_owned()));
+        lines.extend(self.routes.iter().any(is_exact).then(|| slashes.to_owned()));
+        let every = if self.routes.is_empty() { "every path" } else { "every other path" };
+        lines.push(every.to_owned());
+        lines.join("\n  ") + "\n"
     }
-    let is_exact = |route: &Route| {
-        route.settings.policy.paths.trailing_slash == TrailingSlash::Exact
-            && !route.pattern.path.to_string().ends_with('}')
-    };
-    if config.routes.iter().any(is_exact) {
-        lines.push(
-            "a path of a route with one slash more or less at its end (trailing_slash = \"exact\")"
-                .to_owned(),
-        );
-    }
-    let every = if config.routes.is_empty() { "every path" } else { "every other path" };
-    lines.push(every.to_owned());
-    lines.join("\n  ") + "\n"
 }
 
 fn counts_case(route: &Route) -> bool {

@@ -9,8 +9,8 @@ use http::{HeaderName, Uri};
 use onetake_http::json::Pointer;
 
 use super::address::{parse_listen, parse_upstream};
-use super::error::{Origin, Problems, ValueError};
-use super::reader::{Section, Value};
+use super::error::{Origin, ValueError};
+use super::reader::{Value, unknown_word};
 use super::table::{Table, TableInfo, table};
 use super::tree::{TomlNode, TomlType};
 use super::units;
@@ -23,7 +23,7 @@ pub(super) struct Form<T> {
     pub(super) show: Box<dyn Fn(&T) -> String>,
 }
 
-type Read<T> = dyn Fn(&Value<'_>, &mut Problems<'_>) -> Option<T>;
+type Read<T> = dyn Fn(&Value<'_>) -> Option<T>;
 
 /// The part of a form that schemas and documentation are made from.
 #[derive(Clone)]
@@ -53,10 +53,7 @@ pub(super) enum Shape {
 }
 
 impl<T: 'static> Form<T> {
-    pub(super) fn new(
-        shape: Shape,
-        read: impl Fn(&Value<'_>, &mut Problems<'_>) -> Option<T> + 'static,
-    ) -> Self {
+    pub(super) fn new(shape: Shape, read: impl Fn(&Value<'_>) -> Option<T> + 'static) -> Self {
         Self { shape, read: Box::new(read), show: Box::new(|_| String::new()) }
     }
 
@@ -67,64 +64,83 @@ impl<T: 'static> Form<T> {
     /// A further step after reading.
     pub(super) fn then<U: 'static>(
         self,
-        step: impl Fn(T, &Value<'_>, &mut Problems<'_>) -> Option<U> + 'static,
+        step: impl Fn(T, &Value<'_>) -> Option<U> + 'static,
     ) -> Form<U> {
         let read = self.read;
-        Form::new(self.shape, move |value, problems| step(read(value, problems)?, value, problems))
+        Form::new(self.shape, move |value| step(read(value)?, value))
     }
 
     pub(super) fn map<U: 'static>(self, map: impl Fn(T) -> U + 'static) -> Form<U> {
-        self.then(move |read, _, _| Some(map(read)))
+        self.then(move |read, _| Some(map(read)))
     }
 
-    /// This form, or for tables another one.
-    pub(super) fn or_table(self, table: Self) -> Self {
-        let shape = Shape::OneOf(vec![self.shape, table.shape]);
-        let (plain, table) = (self.read, table.read);
-        Self::new(shape, move |value, problems| match value.node.kind {
-            TomlType::Table(_) => table(value, problems),
-            _ => plain(value, problems),
+    /// This form, or another one for tables or lists.
+    pub(super) fn or_else(self, other: Self) -> Self {
+        let shapes = match self.shape {
+            Shape::OneOf(shapes) => shapes,
+            shape => vec![shape],
+        };
+        let is_table = matches!(other.shape, Shape::Table(_));
+        let shape = Shape::OneOf(shapes.into_iter().chain([other.shape]).collect());
+        let (read, other) = (self.read, other.read);
+        Self::new(shape, move |value| match value.node.kind {
+            TomlType::Table(_) if is_table => other(value),
+            TomlType::List(_) if !is_table => other(value),
+            _ => read(value),
         })
+    }
+
+    /// A form whose values are never shown.
+    pub(super) fn hidden(self) -> Self {
+        Self { shape: Shape::Secret(Box::new(self.shape)), ..self }
     }
 }
 
 /// A string; `example` is a right value as TOML.
-pub(super) fn text<T: 'static>(
+pub(super) fn text<T: 'static, E: Into<ValueError>>(
     pattern: &'static str,
     example: &'static str,
-    parse: impl Fn(&str) -> Result<T, ValueError> + 'static,
+    parse: impl Fn(&str) -> Result<T, E> + 'static,
 ) -> Form<T> {
-    Form::new(Shape::Text(pattern), move |value, problems| value.parse(example, problems, &parse))
+    Form::new(Shape::Text(pattern), move |value| value.parse(example, &parse))
+}
+
+/// A string that is used as it is written, if `is_right`. The error is `what`, and then `fix`.
+pub(super) fn plain(
+    pattern: &'static str,
+    example: &'static str,
+    is_right: impl Fn(&str) -> bool + 'static,
+    (what, fix): (&'static str, &'static str),
+) -> Form<String> {
+    text(pattern, example, move |text| match is_right(text) {
+        true => Ok(text.to_owned()),
+        false => Err(ValueError::new(what, fix)),
+    })
 }
 
 /// A string of 1 to 255 characters.
 pub(super) fn name(example: &'static str) -> Form<String> {
-    text(r"[\s\S]{1,255}", example, |text| match (1..=255).contains(&text.chars().count()) {
-        true => Ok(text.to_owned()),
-        false => {
-            Err(ValueError::new("empty or too long", "write 1 to 255 characters, or remove it"))
-        }
-    })
+    let fault = ("empty or too long", "write 1 to 255 characters, or remove it");
+    plain(r"[\s\S]{1,255}", example, |text| (1..=255).contains(&text.chars().count()), fault)
 }
 
 pub(super) fn boolean() -> Form<bool> {
-    let read = |value: &Value<'_>, problems: &mut Problems<'_>| match value.node.kind {
+    let read = |value: &Value<'_>| match value.node.kind {
         TomlType::Boolean(value) => Some(value),
-        _ => value.wrong_type("true or false, without quotes,", "true", problems),
+        _ => value.wrong_type("true or false, without quotes,", "true"),
     };
     Form::new(Shape::Boolean, read).shown(bool::to_string)
 }
 
 pub(super) fn integer(min: usize, max: usize) -> Form<usize> {
-    let read = move |value: &Value<'_>, problems: &mut Problems<'_>| {
+    let read = move |value: &Value<'_>| {
         let TomlType::Integer(_, number) = &value.node.kind else {
-            return value.wrong_type("an integer, without quotes,", &min.to_string(), problems);
+            return value.wrong_type("an integer, without quotes,", &min.to_string());
         };
         let number = number.and_then(|number| usize::try_from(number).ok());
         let fix = format!("write a number from {min} to {max}");
-        number
-            .filter(|number| (min..=max).contains(number))
-            .or_else(|| value.refuse(ValueError::new("out of range", fix), problems))
+        let number = number.filter(|number| (min..=max).contains(number));
+        number.or_else(|| value.refuse(ValueError::new("out of range", fix)))
     };
     Form::new(Shape::Integer(min, max), read).shown(usize::to_string)
 }
@@ -134,41 +150,56 @@ pub(super) fn duration(
     max: &'static str,
     usual: &'static str,
 ) -> Form<Duration> {
-    let read = move |value: &Value<'_>, problems: &mut Problems<'_>| {
+    let read = move |value: &Value<'_>| {
         let example = format!("\"{usual}\"");
-        value.parse(&example, problems, |text| units::parse_duration(text, min, max, usual))
+        value.parse(&example, |text| units::parse_duration(text, min, max, usual))
     };
     let show = |duration: &Duration| format!("\"{}\"", units::show_duration(*duration));
     Form::new(Shape::Duration(min, max), read).shown(show)
 }
 
-/// The size of a body.
-pub(super) fn size() -> Form<usize> {
-    size_within("1B", "64MiB")
-}
-
 /// A size within bounds, both included.
-pub(super) fn size_within(min: &'static str, max: &'static str) -> Form<usize> {
-    let read = move |value: &Value<'_>, problems: &mut Problems<'_>| {
+pub(super) fn size(min: &'static str, max: &'static str) -> Form<usize> {
+    let read = move |value: &Value<'_>| {
         let parsed = match &value.node.kind {
             // The number may be written in hexadecimal; one that does not fit is out of bounds.
             TomlType::Integer(text, number) => {
                 units::parse_size(&number.map_or(text.clone(), |n| n.to_string()), min, max)
             }
-            _ => units::parse_size(value.text("\"1MiB\"", problems)?, min, max),
+            _ => units::parse_size(&value.text("\"1MiB\"")?, min, max),
         };
-        parsed.map_or_else(|fault| value.refuse(fault, problems), Some)
+        parsed.map_or_else(|fault| value.refuse(fault), Some)
     };
     Form::new(Shape::Size(min, max), read)
         .shown(|bytes| format!("\"{}\"", units::show_size(*bytes)))
 }
 
 /// One of a few words.
-pub(super) fn words<T: Copy + PartialEq + 'static>(words: &'static [(&'static str, T)]) -> Form<T> {
+pub(super) fn words<T: Clone + PartialEq + 'static, const N: usize>(
+    words: [(&'static str, T); N],
+) -> Form<T> {
+    words_or(words, &[])
+}
+
+/// One of a few words. Messages also name `others`, the values that another form reads.
+pub(super) fn words_or<T: Clone + PartialEq + 'static, const N: usize>(
+    words: [(&'static str, T); N],
+    others: &[&str],
+) -> Form<T> {
     let all = words.iter().map(|(word, _)| *word).collect::<Vec<_>>();
-    let shown = |value: &T| words.iter().find(|(_, other)| other == value).map(|(word, _)| *word);
-    Form::new(Shape::Words(all), |value, problems| value.choice(words, problems))
-        .shown(move |value| shown(value).map(|word| format!("\"{word}\"")).unwrap_or_default())
+    let quoted = all.iter().map(|word| format!("\"{word}\""));
+    let choices = quoted.chain(others.iter().map(ToString::to_string)).collect::<Vec<_>>();
+    let names = words.clone();
+    let read = move |value: &Value<'_>| {
+        let text = value.text(choices.first()?)?;
+        let found = words.iter().find(|(word, _)| *word == text);
+        found
+            .map_or_else(|| value.refuse(unknown_word(&text, &choices)), |(_, it)| Some(it.clone()))
+    };
+    Form::new(Shape::Words(all), read).shown(move |value| {
+        let name = names.iter().find(|(_, known)| known == value);
+        name.map(|(word, _)| format!("\"{word}\"")).unwrap_or_default()
+    })
 }
 
 /// A list; every wrong element is reported.
@@ -178,46 +209,36 @@ pub(super) fn list<T: 'static>(
     example: &'static str,
 ) -> Form<Vec<T>> {
     let (shape, read) = (Shape::List(Box::new(of.shape), min, max), of.read);
-    let read = move |value: &Value<'_>, problems: &mut Problems<'_>| {
-        let elements = value.list(example, problems)?;
+    let read = move |value: &Value<'_>| {
+        let elements = value.list(example)?;
         if !(min..=max).contains(&elements.len()) {
             let fix = format!("write from {min} to {max}, such as {example}");
-            return value
-                .refuse(ValueError::new(format!("{} elements", elements.len()), fix), problems);
+            return value.refuse(ValueError::new(format!("{} elements", elements.len()), fix));
         }
-        let read = elements.iter().map(|element| read(element, problems)).collect::<Vec<_>>();
-        read.into_iter().collect()
+        elements.iter().map(&read).collect::<Vec<_>>().into_iter().collect()
     };
     Form::new(shape, read)
         .shown(|elements: &Vec<T>| if elements.is_empty() { "[]".into() } else { String::new() })
 }
 
 pub(super) fn table<T: Table + 'static>() -> Form<T> {
-    Form::new(Shape::Table(T::info), |value, problems| {
-        let mut section = Section::open(value, &T::info(), problems)?;
-        let read = T::read_fields(&mut section, problems);
-        // A misspelt name was reported; other messages would only follow from it.
-        read.filter(|_| !section.has_faults())
-    })
+    Form::new(Shape::Table(T::info), |value| value.table())
 }
 
 /// The name of a file or folder. A relative name in the file is relative to the file's folder.
 pub(super) fn file(example: &'static str) -> Form<PathBuf> {
-    Form::new(Shape::File, move |value, problems| {
-        let path = value.parse(example, problems, |text| match text {
-            "" => Err(ValueError::new(
-                "the file name is empty",
-                format!("write for example {example}"),
-            )),
+    Form::new(Shape::File, move |value| {
+        let fault = match &*value.text(example)? {
+            "" => ValueError::new("the file name is empty", format!("write for example {example}")),
             // The content of a PEM file instead of its name. It may be a key, so no part of it is
             // shown.
-            _ if text.contains("-----BEGIN") => {
+            text if text.contains("-----BEGIN") => {
                 let fix = "put the content in a file, and write the name of the file here";
-                Err(ValueError::new("not a file name", fix).hiding_value(true))
+                ValueError::new("not a file name", fix).hiding_value(true)
             }
-            _ => Ok(PathBuf::from(text)),
-        })?;
-        Some(problems.in_folder(&value.node.at, path))
+            text => return Some(value.in_folder(text.into())),
+        };
+        value.refuse(fault)
     })
 }
 
@@ -235,30 +256,19 @@ pub(super) fn upstream() -> Form<Uri> {
 pub(super) fn header_name(example: &'static str) -> Form<HeaderName> {
     text("[!#$%&'*+.^_`|~0-9A-Za-z-]+", example, move |text| {
         let fix = format!("write for example {example}");
-        HeaderName::from_bytes(text.as_bytes())
-            .map_err(|_| ValueError::new("not a header name", fix))
+        text.parse().map_err(|_| ValueError::new("not a header name", fix))
     })
 }
 
 /// A JSON Pointer (RFC 6901), other than the empty one, which names the whole body.
 pub(super) fn pointer() -> Form<Pointer> {
-    text("/([^~]|~[01])*", "\"/client_reference\"", parse_pointer)
-}
-
-pub(super) fn parse_pointer(text: &str) -> Result<Pointer, ValueError> {
-    let fix = "write a JSON Pointer, such as \"/order/timestamp\" (`~1` for `/`, `~0` for `~`)";
-    match text {
-        "" => Err(ValueError::new("the empty pointer names the whole body", fix)),
-        _ => Pointer::parse(text).map_err(|error| ValueError::new(error.to_string(), fix)),
-    }
-}
-
-/// `json:` and a JSON Pointer.
-pub(super) fn parse_part(text: &str) -> Result<Pointer, ValueError> {
-    let fix = "write json: and a JSON Pointer, such as \"json:/order_id\"";
-    let pointer =
-        text.strip_prefix("json:").ok_or(ValueError::new("not a value of the request", fix))?;
-    parse_pointer(pointer)
+    text("/([^~]|~[01])*", "\"/client_reference\"", |text| {
+        let fix = "write a JSON Pointer, such as \"/order/timestamp\" (`~1` for `/`, `~0` for `~`)";
+        match text {
+            "" => Err(ValueError::new("the empty pointer names the whole body", fix)),
+            _ => Pointer::parse(text).map_err(|error| ValueError::new(error.to_string(), fix)),
+        }
+    })
 }
 
 table! {
@@ -285,107 +295,99 @@ pub(super) fn secret<T: 'static>(
     pattern: &'static str,
     parse: impl Fn(&str) -> Result<T, ValueError> + 'static,
 ) -> Form<T> {
-    let shape = Shape::OneOf(vec![Shape::Text(pattern), Shape::Table(Elsewhere::one)]);
-    Form::new(Shape::Secret(Box::new(shape)), move |value, problems| {
-        let found = match value.node.kind {
+    let exactly_one = || {
+        let extra = serde_json::json!({ "minProperties": 1, "maxProperties": 1 });
+        TableInfo { extra, ..Elsewhere::info() }
+    };
+    let shape = Shape::OneOf(vec![Shape::Text(pattern), Shape::Table(exactly_one)]);
+    let read = move |value: &Value<'_>| {
+        let (text, field) = match &value.node.kind {
             TomlType::Table(_) => {
-                let mut section = Section::open(value, &Elsewhere::info(), problems)?;
-                let Elsewhere { env, file } = Elsewhere::read_fields(&mut section, problems)?;
-                elsewhere(value, &section, env, file, problems)?
+                let Elsewhere { env, file } = value.table()?;
+                value.elsewhere(env, file)?
             }
             // Digits alone parse as a number. No part of them is shown.
-            TomlType::Integer(ref text, _) => {
-                (text.clone(), value.path.clone(), value.node.at.clone())
-            }
-            _ => {
-                let text = value.text("{ env = \"NAME\" }", problems)?;
-                (text.to_owned(), value.path.clone(), value.node.at.clone())
-            }
+            TomlType::Integer(text, _) => (text.clone(), value.clone()),
+            _ => (value.text("{ env = \"NAME\" }")?.into_owned(), value.clone()),
         };
-        let (text, path, at) = found;
-        let refuse = |fault: ValueError| problems.add(&at, &path, None, fault.hiding_value(true));
-        parse(text.trim()).map_err(refuse).ok()
-    })
-}
-
-impl Elsewhere {
-    /// The table, of which exactly one field must be written.
-    fn one() -> TableInfo {
-        let one = serde_json::json!({ "minProperties": 1, "maxProperties": 1 });
-        TableInfo { extra: one, ..Self::info() }
-    }
-}
-
-/// Returns the text in a variable or a file, and its position for messages.
-pub(super) fn elsewhere(
-    value: &Value<'_>,
-    section: &Section<'_>,
-    env: Option<String>,
-    file: Option<PathBuf>,
-    problems: &mut Problems<'_>,
-) -> Option<(String, String, Origin)> {
-    let (field, text) = match (env, file) {
-        (Some(name), None) => (section.get("env")?, problems.variable(&name)),
-        (None, Some(file)) => (section.get("file")?, read_file(&file)),
-        _ if section.has_faults() => return None,
-        _ => {
-            let fix = "write the value itself, { env = \"NAME\" } or { file = \"…\" }";
-            return value.refuse(ValueError::new("not exactly one value", fix), problems);
-        }
+        let fault = match parse(text.trim()) {
+            Ok(parsed) => return Some(parsed),
+            Err(fault) => fault.hiding_value(true),
+        };
+        field.problems.add(&field.node.at, &field.path, None, fault);
+        None
     };
-    let found = text.map_err(|fault| field.refuse::<()>(fault, problems)).ok()?;
-    Some((found, field.path.clone(), field.node.at.clone()))
+    Form::new(shape, read).hidden()
 }
 
 /// Maximum size of a file with a secret, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
+
+impl Value<'_> {
+    /// Returns the text in the variable or the file that a table names, and the field that names it.
+    pub(super) fn elsewhere(
+        &self,
+        env: Option<String>,
+        file: Option<PathBuf>,
+    ) -> Option<(String, Self)> {
+        let (field, text) = match (env, file) {
+            (Some(name), None) => (self.field("env")?, self.problems.variable(&name)),
+            (None, Some(file)) => (self.field("file")?, read_file(&file)),
+            _ => {
+                let fix = "write the value itself, { env = \"NAME\" } or { file = \"…\" }";
+                return self.refuse(ValueError::new("not exactly one value", fix));
+            }
+        };
+        let text = text.map_or_else(|fault| field.refuse(fault), Some)?;
+        Some((text, field))
+    }
+
+    /// Resolves a path. A path from the file is relative to the file's folder.
+    pub(super) fn in_folder(&self, path: PathBuf) -> PathBuf {
+        match self.node.at {
+            Origin::File(_) => self.problems.folder().join(path),
+            _ => path,
+        }
+    }
+}
 
 fn read_file(name: &Path) -> Result<String, ValueError> {
     let fix = "name a file that this process can read and that contains only the value";
     let unreadable = |error| ValueError::new(format!("the file cannot be read: {error}"), fix);
     let about = std::fs::metadata(name).map_err(unreadable)?;
     if !about.is_file() || about.len() > FILE_BYTES_MAX {
-        return Err(ValueError::new(
-            format!("not a regular file of at most {FILE_BYTES_MAX} bytes"),
-            fix,
-        ));
+        let what = format!("not a regular file of at most {FILE_BYTES_MAX} bytes");
+        return Err(ValueError::new(what, fix));
     }
     std::fs::read_to_string(name).map_err(unreadable)
 }
 
 /// The value itself, or `{ env = "NAME" }`: for URLs, which may hold a password.
-pub(super) fn or_variable<T: 'static>(plain: Form<T>) -> Form<T> {
-    let shape = Shape::OneOf(vec![plain.shape, Shape::Table(Variable::info)]);
-    let read = plain.read;
-    Form::new(shape, move |value, problems| {
+pub(super) fn or_variable<T: 'static>(itself: Form<T>) -> Form<T> {
+    let shape = Shape::OneOf(vec![itself.shape, Shape::Table(Variable::info)]);
+    let read = itself.read;
+    Form::new(shape, move |value| {
         if !matches!(value.node.kind, TomlType::Table(_)) {
-            return read(value, problems);
+            return read(value);
         }
-        let mut section = Section::open(value, &Variable::info(), problems)?;
-        let Variable { env } = Variable::read_fields(&mut section, problems)?;
-        let field = section.get("env")?;
-        let text = problems.variable(&env).map_err(|fault| field.refuse::<()>(fault, problems));
-        let node = TomlNode::text(text.ok()?, Origin::Env(env));
-        read(&Value { node: &node, path: value.path.clone() }, problems)
+        let Variable { env } = value.table()?;
+        let (text, _) = value.elsewhere(Some(env.clone()), None)?;
+        let node = TomlNode::text(text, Origin::Env(env));
+        read(&Value { node: &node, ..value.clone() })
     })
 }
 
 /// A table, or the value of one of its options alone.
-pub(super) fn shorthand<T: 'static, U: 'static>(
+pub(super) fn shorthand<T: 'static, U: Table + 'static>(
     alone: Form<T>,
     option: &'static str,
-    table: Form<U>,
 ) -> Form<U> {
-    let shape = Shape::OneOf(vec![alone.shape, table.shape]);
-    let (alone, table) = (alone.read, table.read);
-    Form::new(shape, move |value, problems| {
-        if matches!(value.node.kind, TomlType::Table(_)) {
-            return table(value, problems);
-        }
-        alone(value, problems)?;
-        let at = value.node.at.clone();
-        let mut node = TomlNode::table(at);
+    let read = alone.read;
+    let alone = Form::new(alone.shape, move |value| {
+        read(value)?;
+        let mut node = TomlNode::table(value.node.at.clone());
         node.set(&[option.to_owned()], value.node.clone());
-        table(&Value { node: &node, path: value.path.clone() }, problems)
-    })
+        Value { node: &node, ..value.clone() }.table()
+    });
+    alone.or_else(table())
 }

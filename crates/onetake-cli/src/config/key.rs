@@ -1,64 +1,106 @@
 //! `key`: the source of keys, and their format.
 
-use http::HeaderName;
-use onetake_http::grpc::{MessageField, Schema};
+use onetake_http::grpc::{DescriptorSet, MessageField, Schema};
 use onetake_http::json::Pointer;
 use onetake_http::{KeyFormat, KeySource, Policy, RequestValue};
-use serde_json::json;
+use serde_json::{Map, Value as Json, json};
 
-use super::error::{Problems, ValueError};
-use super::form::{Form, boolean, integer, list, pointer, table, text, words};
-use super::messages::NoSchema;
-use super::reader::Value;
-use super::table::{Layered, table};
+use super::error::ValueError;
+use super::form::{Form, boolean, integer, list, plain, pointer, table, text, words};
+use super::reader::{Value, one_of};
+use super::table::{Layered, extend, table};
+
+/// A source of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Source {
+    /// The value of `from`.
+    word: &'static str,
+    /// The options that belong to it.
+    options: &'static [&'static str],
+    /// The option that it needs, as TOML. Empty if it needs none.
+    needs: &'static str,
+}
+
+const SOURCES: [Source; 7] = [
+    Source { word: "header", options: &["name", "format", "min_length"], needs: "" },
+    Source { word: "path", options: &["name"], needs: "name = \"id\"" },
+    Source { word: "query", options: &["name"], needs: "name = \"order\"" },
+    Source { word: "json", options: &["pointer"], needs: "pointer = \"/client_reference\"" },
+    Source { word: "derive", options: &["parts"], needs: "parts = [\"json:/order_id\"]" },
+    Source { word: "issued", options: &[], needs: "" },
+    Source { word: "grpc", options: &["field", "field_number"], needs: "field = \"request_id\"" },
+];
+
+/// The options that belong to some of the sources.
+const OWNED: [&str; 7] =
+    ["name", "pointer", "parts", "field", "field_number", "format", "min_length"];
+
+/// The options that belong to the usual source, if `from` is not written.
+const USUAL: &[&str] = &["format", "min_length"];
+
+/// The schema of the rules between `from` and the other options.
+fn rules() -> Json {
+    let without = |options: &[&str]| {
+        let foreign = OWNED.iter().filter(|name| !options.contains(name));
+        foreign.map(|name| ((*name).to_owned(), json!(false))).collect::<Map<_, _>>()
+    };
+    let mut usual = without(USUAL);
+    usual.insert("from".to_owned(), json!(false));
+    let of = |source: Source| {
+        let mut properties = without(source.options);
+        properties.insert("from".to_owned(), json!({ "const": source.word }));
+        if source.word == "header" {
+            properties.insert("name".to_owned(), json!({ "pattern": HEADER }));
+        }
+        let mut rule = json!({ "properties": properties, "required": ["from"] });
+        if !source.needs.is_empty() {
+            let needs = source.options.iter().map(|name| json!({ "required": [name] }));
+            extend(&mut rule, json!({ "oneOf": needs.collect::<Vec<_>>() }));
+        }
+        rule
+    };
+    let variable =
+        json!({ "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] });
+    let all = [json!({ "properties": usual })].into_iter().chain(SOURCES.map(of));
+    json!({ "oneOf": all.chain([variable]).collect::<Vec<_>>() })
+}
+
+/// The name of a header, or a text with a variable.
+const HEADER: &str = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$|\$\{";
 
 table! {
     /// `key`, as it is written.
-    struct KeyFields [Debug] ("key", "{ from = \"header\", required = true }", json!({ "oneOf": [
-        // Options that belong to another source would be without effect.
-        { "properties": { "from": { "const": "header" }, "name": false, "pointer": false, "parts": false,
-                          "field": false, "field_number": false } },
-        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false, "field": false,
-                          "field_number": false, "name": { "type": "string", "pattern": r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$|\$\{" } },
-          "required": ["from", "name"] },
-        { "properties": { "from": { "enum": ["path", "query"] }, "pointer": false, "parts": false, "format": false,
-                          "min_length": false, "field": false, "field_number": false },
-          "required": ["from", "name"] },
-        { "properties": { "from": { "const": "json" }, "name": false, "parts": false, "format": false,
-                          "min_length": false, "field": false, "field_number": false },
-          "required": ["from", "pointer"] },
-        { "properties": { "from": { "const": "derive" }, "name": false, "pointer": false, "format": false,
-                          "min_length": false, "field": false, "field_number": false },
-          "required": ["from", "parts"] },
-        { "properties": { "from": { "const": "issued" }, "name": false, "pointer": false, "parts": false,
-                          "format": false, "min_length": false, "field": false, "field_number": false },
-          "required": ["from"] },
-        { "properties": { "from": { "const": "grpc" }, "name": false, "pointer": false, "parts": false,
-                          "format": false, "min_length": false },
-          "oneOf": [{ "required": ["from", "field"] }, { "required": ["from", "field_number"] }] },
-        { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
-    ] })) {
+    struct KeyFields [Debug] ("key", "{ from = \"header\", required = true }", rules()) {
         /// The source of the key: a header, a parameter of the path or of the query, a value in the
         /// JSON body, a digest of such values, a key that the gateway issued, or a field of the
         /// message of a gRPC call.
-        from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
+        from: Option<Source> = words(SOURCES.map(|source| (source.word, source))).optional().else_says("\"header\""),
         /// The name of the header, or of the path or query parameter, for `from = "header"`, `"path"` and `"query"`.
-        name: Option<String> = name().optional().else_says("`Idempotency-Key`, or its alias, for a header; else required"),
+        name: Option<String> =
+            plain(r"[\s\S]{1,255}", "\"X-GitHub-Delivery\"", RequestValue::is_name, (
+                "not the name of a header or of a parameter",
+                "write 1 to 255 bytes without control characters",
+            )).optional().else_says("`Idempotency-Key`, or its alias, for a header; else required"),
         /// Whether a request without a key is refused.
         required: Option<bool> = boolean().optional()
             .else_says("`false` for `Idempotency-Key`, except for `payment` and `high-consequence`; else `true`"),
         /// The format of a key from a header.
-        format: Option<KeyFormat> = words(&FORMATS).optional().else_says("\"any\""),
+        format: Option<KeyFormat> = words([("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)])
+            .optional().else_says("\"any\""),
         /// The shortest key from a header, in characters.
         min_length: Option<usize> = integer(1, 255).optional().else_says("16 for `Idempotency-Key`, 1 for another header"),
         /// The key in the JSON body, as a JSON Pointer, for `from = "json"`.
         pointer: Option<Pointer> = pointer().optional(),
         /// The values that name the operation, such as `"header:X-Shop"`, `"path:id"`, `"query:page"` or
         /// `"json:/order_id"`, for `from = "derive"`.
-        parts: Option<Vec<RequestValue>> = list(text(PART, "\"json:/order_id\"", parse_part), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
+        parts: Option<Vec<RequestValue>> =
+            list(text(PART, "\"json:/order_id\"", str::parse), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
         /// The field of the message, such as `"request_id"` or `"header.request_id"`, for
         /// `from = "grpc"`. It needs `descriptor_set`.
-        field: Option<String> = text(FIELD, "\"request_id\"", parse_field).optional(),
+        field: Option<String> = plain(FIELD, "\"request_id\"", is_field, (
+            "not the name of a field",
+            "write for example \"request_id\", or \"header.request_id\" for a field inside a field",
+        )).optional(),
         /// The number of the field at the top of the message, for `from = "grpc"` without a
         /// descriptor set.
         field_number: Option<usize> = integer(1, 536_870_911).optional(),
@@ -71,41 +113,13 @@ const PART: &str =
 
 const FIELD: &str = r"[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*";
 
-fn parse_field(text: &str) -> Result<String, ValueError> {
+fn is_field(text: &str) -> bool {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let is_name = |name: &str| {
-        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
-            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        name.starts_with(|c: char| is_word(c) && !c.is_ascii_digit()) && name.chars().all(is_word)
     };
-    match text.split('.').all(is_name) {
-        true => Ok(text.to_owned()),
-        false => Err(ValueError::new(
-            "not the name of a field",
-            "write for example \"request_id\", or \"header.request_id\" for a field inside a field",
-        )),
-    }
+    text.split('.').all(is_name)
 }
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
-    Header,
-    Path,
-    Query,
-    Json,
-    Derive,
-    Issued,
-    Grpc,
-}
-
-const SOURCES: [(&str, Source); 7] = [
-    ("header", Source::Header),
-    ("path", Source::Path),
-    ("query", Source::Query),
-    ("json", Source::Json),
-    ("derive", Source::Derive),
-    ("issued", Source::Issued),
-    ("grpc", Source::Grpc),
-];
-const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
 
 /// `key`
 #[derive(Clone, Debug, Default)]
@@ -148,87 +162,57 @@ pub(super) fn key() -> Form<KeyOptions> {
 }
 
 /// Refuses options that belong to another source, and a source without the option that it needs.
-fn read(key: KeyFields, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<KeyOptions> {
-    let is = |source| key.from == Some(source);
-    let is_header = key.from.is_none() || is(Source::Header);
-    let has_name = is(Source::Header) || is(Source::Path) || is(Source::Query);
-    let foreign = [
-        ("name", "header", has_name),
-        ("pointer", "json", is(Source::Json)),
-        ("parts", "derive", is(Source::Derive)),
-        ("field", "grpc", is(Source::Grpc)),
-        ("field_number", "grpc", is(Source::Grpc)),
-        ("format", "header", is_header),
-        ("min_length", "header", is_header),
-    ];
-    for (name, owner, belongs) in foreign {
-        if let Some(field) = value.field(name).filter(|_| !belongs) {
-            let what = match name {
-                "name" => {
-                    "applies only to keys with from = \"header\", \"path\" or \"query\"".to_owned()
-                }
-                _ => format!("applies only to keys with from = \"{owner}\""),
-            };
-            let fix = format!("write from = \"{owner}\", or remove it");
-            return field.refuse(ValueError::new(what, fix), problems);
-        }
+fn read(key: KeyFields, value: &Value<'_>) -> Option<KeyOptions> {
+    let options = key.from.map_or(USUAL, |source| source.options);
+    for name in OWNED.iter().filter(|name| !options.contains(name)) {
+        let Some(field) = value.field(name) else { continue };
+        let owners = SOURCES.iter().filter(|source| source.options.contains(name));
+        let owners = owners.map(|source| format!("\"{}\"", source.word)).collect::<Vec<_>>();
+        let what = format!("applies only to keys with from = {}", one_of(&owners));
+        let fix = format!("write from = {}, or remove it", owners.first()?);
+        return field.refuse(ValueError::new(what, fix));
     }
-    let (example, source) = match (key.from, key.name) {
-        (None, _) => ("", None),
-        (Some(Source::Header), None) => ("", Some(KeySource::Header)),
-        (Some(Source::Header), Some(name)) => {
-            let Ok(name) = HeaderName::from_bytes(name.as_bytes()) else {
-                let fix = "write for example name = \"X-GitHub-Delivery\"";
-                let fault = ValueError::new("not a header name", fix);
-                return value.field("name")?.refuse(fault, problems);
-            };
-            ("", Some(KeySource::Value(RequestValue::Header(name))))
-        }
-        (Some(Source::Path), name) => ("name = \"id\"", name.map(KeySource::path)),
-        (Some(Source::Query), name) => ("name = \"order\"", name.map(KeySource::query)),
-        (Some(Source::Issued), _) => ("", Some(KeySource::Issued)),
-        (Some(Source::Json), _) => {
-            let value = key.pointer.map(RequestValue::Json);
-            ("pointer = \"/client_reference\"", value.map(KeySource::Value))
-        }
-        (Some(Source::Derive), _) => {
-            ("parts = [\"json:/order_id\"]", key.parts.map(KeySource::Derive))
-        }
-        (Some(Source::Grpc), _) => {
-            let number = key.field_number.and_then(|number| u32::try_from(number).ok());
-            if let (Some(_), Some(_), Some(written)) =
-                (&key.field, number, value.field("field_number"))
-            {
-                let fault =
-                    ValueError::new("cannot be combined with `field`", "keep one of the two");
-                return written.refuse(fault, problems);
-            }
-            // The schema is read from the descriptor set later.
-            let named = |field| MessageField::Named { schema: Schema::new(NoSchema), field };
-            let field = key.field.map(named).or(number.map(MessageField::Number));
-            ("field = \"request_id\"", field.map(KeySource::Grpc))
-        }
+    if let Some(Source { needs, options, .. }) = key.from
+        && !needs.is_empty()
+        && options.iter().all(|name| value.field(name).is_none())
+    {
+        let what = format!("`{}` is missing", needs.split(' ').next().unwrap_or_default());
+        let fault = ValueError::new(what, format!("write for example {needs}"));
+        return value.field("from")?.refuse(fault);
+    }
+    let KeyFields { from, required, format, min_length, .. } = key;
+    let source = match from {
+        Some(from) => Some(key_source(from, key, value)?),
+        None => None,
     };
-    if key.from.is_some() && source.is_none() {
-        let what = format!("`{}` is missing", example.split(' ').next().unwrap_or_default());
-        let fault = ValueError::new(what, format!("write for example {example}"));
-        return value.field("from")?.refuse(fault, problems);
-    }
-    let KeyFields { required, format, min_length, .. } = key;
     Some(KeyOptions { source, required, format, min_length })
 }
 
-/// The name of a header or of a parameter.
-fn name() -> Form<String> {
-    text(r"[\s\S]{1,255}", "\"X-GitHub-Delivery\"", |text| match RequestValue::is_name(text) {
-        true => Ok(text.to_owned()),
-        false => {
-            let fix = "write 1 to 255 bytes without control characters";
-            Err(ValueError::new("not the name of a header or of a parameter", fix))
+fn key_source(from: Source, key: KeyFields, value: &Value<'_>) -> Option<KeySource> {
+    Some(match (from.word, key.name) {
+        ("header", None) => KeySource::Header,
+        ("header", Some(name)) => {
+            let written = value.field("name")?;
+            let fix = "write for example name = \"X-GitHub-Delivery\"";
+            let refuse = |_| written.refuse(ValueError::new("not a header name", fix));
+            KeySource::header(name).map_or_else(refuse, Some)?
         }
+        ("path", name) => KeySource::path(name?),
+        ("query", name) => KeySource::query(name?),
+        ("json", _) => KeySource::Value(RequestValue::Json(key.pointer?)),
+        ("derive", _) => KeySource::Derive(key.parts?),
+        ("issued", _) => KeySource::Issued,
+        _ => KeySource::Grpc(match (key.field, key.field_number) {
+            // The schema is read from the descriptor set later.
+            (Some(field), None) => {
+                MessageField::Named { schema: Schema::new(DescriptorSet::default()), field }
+            }
+            (None, number) => MessageField::Number(u32::try_from(number?).ok()?),
+            (Some(_), Some(_)) => {
+                let fault =
+                    ValueError::new("cannot be combined with `field`", "keep one of the two");
+                return value.field("field_number")?.refuse(fault);
+            }
+        }),
     })
-}
-
-fn parse_part(text: &str) -> Result<RequestValue, ValueError> {
-    text.parse::<RequestValue>().map_err(|error| ValueError::new(error.what, error.fix))
 }

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use super::error::ValueError;
-use super::form::{duration, integer, size_within};
+use super::form::{duration, integer, size};
 use super::table::table;
-use super::units::show_size;
 
 table! {
     /// `[limits]`
@@ -18,7 +16,7 @@ table! {
         /// The most header lines of one request.
         max_headers: usize = integer(16, 4_096).or("100"),
         /// The largest head of one request: target and headers.
-        max_header_bytes: usize = size_within("8KiB", "1MiB").or("\"64KiB\""),
+        max_header_bytes: usize = size("8KiB", "1MiB").or("\"64KiB\""),
         /// The longest time in which the head of a request arrives.
         header_timeout: Duration = duration("100ms", "10m", "15s").or("\"15s\""),
         /// The longest time for which a client accepts nothing of a response. Then its connection is
@@ -42,53 +40,15 @@ table! {
         queue_timeout: Duration = duration("1ms", "1m", "1s").or("\"1s\""),
         /// The most memory for keyed requests: the bytes that have arrived, until the outcome is
         /// recorded. At least twice the largest `max_request_body`.
-        max_body_memory: usize = size_within("1MiB", "1024GiB").or("\"256MiB\""),
+        max_body_memory: usize = size("1MiB", "1024GiB").or("\"256MiB\""),
         /// The most memory for responses to keyed requests that their clients have not read. At
         /// least twice the largest `max_response_body`.
-        max_response_memory: usize = size_within("1MiB", "1024GiB").or("\"256MiB\""),
+        max_response_memory: usize = size("1MiB", "1024GiB").or("\"256MiB\""),
         /// The least rate at which the body of a keyed request arrives, in bytes per second and
         /// after five seconds. A slower body gets a 408. 0 turns it off.
         min_body_rate: usize = integer(0, 1_000_000).or("240"),
         /// The memory of the embedded store: half for blocks of its tables, half for writes that
         /// are not in tables yet.
-        max_store_memory: usize = size_within("8MiB", "64GiB").or("\"128MiB\""),
-    }
-}
-
-impl Limits {
-    /// Returns the options whose memory is too small for one body of the largest size. One
-    /// connection gets two thirds of the memory for requests, and the head counts too.
-    pub(super) fn too_little_memory(
-        &self,
-        request_bodies: &[usize],
-        response_bodies: &[usize],
-    ) -> Vec<(&'static str, ValueError)> {
-        let options = [
-            (
-                "limits.max_body_memory",
-                self.max_body_memory,
-                "max_request_body",
-                request_bodies,
-                "read",
-            ),
-            (
-                "limits.max_response_memory",
-                self.max_response_memory,
-                "max_response_body",
-                response_bodies,
-                "shown",
-            ),
-        ];
-        let faults = options.into_iter().filter_map(|(field, memory, option, bodies, done)| {
-            let largest = bodies.iter().max().copied().unwrap_or_default();
-            let needed = largest.saturating_mul(2);
-            let what = format!(
-                "less than twice the largest {option} ({}), so such a body could never be {done}",
-                show_size(largest)
-            );
-            let fix = format!("write at least \"{}\", or a smaller {option}", show_size(needed));
-            (memory < needed).then(|| (field, ValueError::new(what, fix)))
-        });
-        faults.collect()
+        max_store_memory: usize = size("8MiB", "64GiB").or("\"128MiB\""),
     }
 }

@@ -2,15 +2,15 @@
 //! overridden by flags.
 //!
 //! ```text
-//! text → tree (TOML with positions) → sources (variables, flags, ${NAME})
-//!   → sections, policy (options read, every error collected)
+//! text → tree (TOML with positions) → sources (variables, flags)
+//!   → sections, policy (options read, ${NAME} replaced, every error collected)
 //!   → check (rules between options) → Config
 //! ```
 //!
-//! An option is declared once, in `sections.rs`, `policy.rs`, `tenant.rs` or `reconcile.rs`: its
-//! name, its documentation, its form and its default, with the macro in `table.rs`. The declaration
-//! gives the field, the reader, the JSON Schema (`onetake schema`), the lines of `onetake check
-//! --explain` and the tables in docs/CONFIGURATION.md.
+//! An option is declared once, in `sections.rs`, `limits.rs`, `policy.rs`, `key.rs`, `tenant.rs` or
+//! `reconcile.rs`: its name, its documentation, its form and its default, with the macro in
+//! `table.rs`. The declaration gives the field, the reader, the JSON Schema (`onetake schema`), the
+//! lines of `onetake check --explain` and the tables in docs/CONFIGURATION.md.
 //!
 //! Why a table of forms and not serde with schemars: serde stops at the first error, and an
 //! untagged enum (`tenant`, `reconcile`, every secret) loses the position and the reason of the
@@ -18,10 +18,15 @@
 //! With serde, every option would need a `Spanned` wrapper, a visitor and a schema by hand; a form
 //! has all three in one place.
 //!
-//! The size: about 3,900 lines of code declare about 150 options, which is 26 lines for
-//! each. Before the table, about 4,600 lines declared 100, and the reference was written by hand. A third of the lines
-//! declares options, a third reads values with their positions, and a third is rules between options
-//! and their error texts. A new option adds only its declaration.
+//! The size: about 3,440 lines of code declare 154 options, which is 22 lines for each. Before the
+//! table, about 4,600 lines declared 100, and the reference was written by hand. A third of the
+//! lines declares options and parses what is special to them. Two fifths read values of any option
+//! with their positions, and make the schema. The rest is rules between options with their error
+//! texts, explanations and warnings. A new option adds only its declaration.
+//!
+//! Rules that also hold for a policy in Rust are not here: `onetake_http::Policy::check` has them,
+//! and `check.rs` adds the positions. What keeps the code from being smaller is that every error
+//! has a text of its own with its fix, and that every value knows its position and its layer.
 
 mod address;
 mod check;
@@ -33,6 +38,7 @@ mod key;
 mod limits;
 mod messages;
 mod policy;
+mod presets;
 mod reader;
 mod reconcile;
 mod sections;
@@ -45,12 +51,9 @@ mod tree;
 mod units;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::time::Duration;
 
 use http::Uri;
 use onetake_http::{OnStoreDown, RequestValue, Tenant};
-use onetake_relay::{RelayOptions, WebhookSecret};
 use serde_json::{Value as Json, json};
 
 pub use error::{ConfigError, ConfigProblem};
@@ -60,24 +63,43 @@ pub use onetake_http::Preset;
 pub use onetake_http::routes::RoutePattern;
 pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use policy::Settings;
-pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
+pub use reconcile::{Piece, Placeholder, Reconcile, Template};
 pub use sections::{
-    Admin, Cors, ExtProc, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, Unmatched,
-    UpstreamHost, UpstreamTls,
+    Admin, Cors, ExtProc, Gateway, Identity, Relay, Secret, SecretsConfig, Sink, StoreConfig,
+    Sweep, Token, Unmatched, UpstreamHost, UpstreamTls,
 };
 pub use tenant::ForwardAuth;
 
 use check::Checks;
 use error::Problems;
-use reader::{Section, Value};
+use reader::Value;
 use sections::File;
 use table::Table as _;
+use tree::TomlType;
 
-/// Reads, merges and checks the configuration.
-///
-/// `text` is the file's content if there is a file, and `file_name` its name: relative paths in the
-/// file are relative to its folder. Of `env`, names that start with `ONETAKE__` count, and those
-/// that the file names.
+/// The process that forwards requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forwarder {
+    /// The gateway.
+    Gateway,
+    /// Envoy, for whose external processor the configuration is. No upstream has to be named.
+    Envoy,
+}
+
+/// The sources of a configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Input<'a> {
+    /// The content of the file, if there is a file.
+    pub text: Option<&'a str>,
+    /// The name of the file. Relative paths in the file are relative to its folder.
+    pub file_name: &'a str,
+    /// The environment. Names that start with `ONETAKE__` count, and those that the file names.
+    pub env: Vec<(String, String)>,
+    /// The flags.
+    pub overrides: Overrides,
+}
+
+/// Reads, merges and checks the configuration of a gateway: see [`Input`].
 ///
 /// # Errors
 /// With all errors that were found. Nothing is guessed and nothing is ignored.
@@ -87,141 +109,74 @@ pub fn load(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
-    with_file(text, file_name, env, overrides, |file, checks| {
-        let mut config = checks.config(file)?;
-        config.notes = explain::hidden_defaults(&config, checks.tree, checks.problems);
-        Some(config)
-    })
+    Input { text, file_name, env: env.collect(), overrides }.config(Forwarder::Gateway)
 }
 
-/// Like [`load`], for an external processor of Envoy: no upstream has to be named, because Envoy
-/// forwards.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_ext_proc(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-) -> Result<Config, ConfigError> {
-    with_file(text, file_name, env, overrides, |file, checks| {
-        let mut config = checks.ext_proc(file)?;
-        config.notes = explain::hidden_defaults(&config, checks.tree, checks.problems);
-        Some(config)
-    })
-}
-
-/// The effective options of every route, each with the layer that it comes from.
-///
-/// # Errors
-/// As [`load`].
-pub fn explain(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-) -> Result<String, ConfigError> {
-    with_file(text, file_name, env, Overrides::default(), |file, checks| {
-        let config = checks.config(file)?;
-        Some(explain::explain(&config, checks.tree, checks.problems))
-    })
-}
-
-/// Like [`explain`], for an external processor of Envoy.
-///
-/// # Errors
-/// As [`load_ext_proc`].
-pub fn explain_ext_proc(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-) -> Result<String, ConfigError> {
-    with_file(text, file_name, env, Overrides::default(), |file, checks| {
-        let config = checks.ext_proc(file)?;
-        Some(explain::explain(&config, checks.tree, checks.problems))
-    })
-}
-
-/// Like [`load`], for commands that need only a store: no upstream has to be named.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_store(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-) -> Result<StoreConfig, ConfigError> {
-    with_file(text, file_name, env, overrides, |file, checks| Some(checks.store(&file)))
-}
-
-/// Like [`load`], for a relay: a sink has to be named, but no upstream.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_relay(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-) -> Result<RelayConfig, ConfigError> {
-    with_file(text, file_name, env, overrides, |file, checks| checks.relay(file))
-}
-
-/// Like [`load`], for commands that need only the admin listener: no other section of the file is
-/// read.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_admin(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-) -> Result<Admin, ConfigError> {
-    let ours = |name: &str| !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__");
-    let env = env.filter(|(name, _)| ours(name)).collect::<Vec<_>>();
-    let mut problems = Problems::new(text, file_name, &env);
-    let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
-    if let tree::TomlType::Table(sections) = &mut tree.kind {
-        sections.retain(|section| section.name == "admin");
+impl Input<'_> {
+    /// The configuration of a gateway, or of an external processor of Envoy.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn config(self, forwarder: Forwarder) -> Result<Config, ConfigError> {
+        self.read("", |checks| checks.config(forwarder))
     }
-    read(tree, &env, Overrides::default(), problems, |file, checks| Some(checks.admin(&file)))
-}
 
-fn with_file<T>(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-    complete: impl FnOnce(File, &mut Checks<'_, '_>) -> Option<T>,
-) -> Result<T, ConfigError> {
-    let env = env.collect::<Vec<_>>();
-    let mut problems = Problems::new(text, file_name, &env);
-    let tree = tree::parse(text.unwrap_or_default(), &mut problems);
-    read(tree, &env, overrides, problems, complete)
-}
+    /// The effective options of every route, each with the layer that it comes from.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn explain(self, forwarder: Forwarder) -> Result<String, ConfigError> {
+        self.read("", |checks| Some(explain::explain(&checks.config(forwarder)?, checks)))
+    }
 
-fn read<T>(
-    mut tree: tree::TomlNode,
-    env: &[(String, String)],
-    overrides: Overrides,
-    mut problems: Problems<'_>,
-    complete: impl FnOnce(File, &mut Checks<'_, '_>) -> Option<T>,
-) -> Result<T, ConfigError> {
-    // After a syntax error, every other message would be a guess.
-    problems.check()?;
-    sources::apply_env(&mut tree, env, &mut problems);
-    sources::apply_flags(&mut tree, overrides);
-    sources::expand(&mut tree, "", &mut problems);
-    problems.check()?;
-    let root = Value { node: &tree, path: String::new() };
-    let section = Section::open(&root, &File::info(), &mut problems);
-    let file = section.and_then(|mut section| File::read_fields(&mut section, &mut problems));
-    problems.check()?;
-    let mut checks = Checks { tree: &tree, problems: &mut problems };
-    let complete = file.and_then(|file| complete(file, &mut checks));
-    problems.check()?;
-    complete.ok_or_else(ConfigError::unexplained)
+    /// The store, for commands that need only a store: no upstream has to be named.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn store(self) -> Result<StoreConfig, ConfigError> {
+        self.read("", |checks| Some(checks.store()))
+    }
+
+    /// The configuration of a relay: a sink has to be named, but no upstream.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn relay(self) -> Result<RelayConfig, ConfigError> {
+        self.read("", |checks| checks.relay())
+    }
+
+    /// The admin listener, for commands that need only that: no other section is read.
+    ///
+    /// # Errors
+    /// As [`load`].
+    pub fn admin(mut self) -> Result<Admin, ConfigError> {
+        self.env.retain(|(name, _)| {
+            !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__")
+        });
+        self.read("admin", |checks| Some(checks.admin()))
+    }
+
+    /// Reads the section `only`, or every section if it is empty.
+    fn read<T>(
+        self,
+        only: &str,
+        check: impl FnOnce(&Checks<'_>) -> Option<T>,
+    ) -> Result<T, ConfigError> {
+        let problems = &Problems::new(self.text, self.file_name, &self.env);
+        let mut tree = tree::parse(problems);
+        if let TomlType::Table(sections) = &mut tree.kind {
+            sections.retain(|section| only.is_empty() || section.name == only);
+        }
+        // After a syntax error, every other message would be a guess.
+        problems.check()?;
+        sources::apply_env(&mut tree, problems);
+        sources::apply_flags(&mut tree, self.overrides);
+        problems.check()?;
+        let file = Value { node: &tree, path: String::new(), problems }.table::<File>();
+        let checked = file.and_then(|file| check(&Checks { file: &file, tree: &tree, problems }));
+        problems.check()?;
+        checked.ok_or_else(ConfigError::unexplained)
+    }
 }
 
 /// The JSON Schema (draft 2020-12) of the configuration file.
@@ -233,13 +188,12 @@ fn read<T>(
 pub fn schema() -> Json {
     let mut schema = table::schema(&File::info(), "");
     let shared = policy::PolicyOptions::info().options;
-    let shared = shared.iter().map(|option| (option.name.to_owned(), option.schema("")));
     let about = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "onetake",
         "description": "The configuration file of onetake. `onetake check` also checks rules that \
                         this schema cannot express.",
-        "$defs": shared.collect::<serde_json::Map<_, _>>(),
+        "$defs": shared.iter().map(|it| (it.name, it.schema(""))).collect::<Json>(),
     });
     table::extend(&mut schema, about);
     schema
@@ -261,18 +215,11 @@ pub struct Purposes {
 /// `[gateway]` has options.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
-    let tree = tree::parse(text, &mut Problems::new(Some(text), "", &[]));
-    let tree::TomlType::Table(sections) = &tree.kind else {
-        return Purposes { gateway: true, ext_proc: false, relay: false };
-    };
-    let has = |name: &str| sections.iter().any(|section| section.name == name);
-    let (ext_proc, relay) = (has("ext_proc"), has("relay"));
-    let is_gateways = |section: &tree::TomlField| match (section.name.as_str(), &section.value.kind)
-    {
+    let sections = text.parse::<toml::Table>().unwrap_or_default();
+    let (ext_proc, relay) = (sections.contains_key("ext_proc"), sections.contains_key("relay"));
+    let is_gateways = |(name, section): (&String, &toml::Value)| match (name.as_str(), section) {
         // `upstream_tls` alone may be for the webhook of a relay.
-        ("gateway", tree::TomlType::Table(fields)) => {
-            fields.iter().any(|field| field.name != "upstream_tls")
-        }
+        ("gateway", toml::Value::Table(options)) => options.keys().any(|it| it != "upstream_tls"),
         ("defaults" | "route", _) => !ext_proc,
         (name, _) => ["gateway", "limits"].contains(&name),
     };
@@ -334,44 +281,28 @@ impl Config {
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
-            let policy = &route.settings.policy;
+            let (policy, pattern) = (&route.settings.policy, &route.pattern);
             let values = policy.key.source.values();
             let is_in_target =
                 |it: &RequestValue| matches!(it, RequestValue::Path(_) | RequestValue::Query(_));
-            if policy.duplicate_payload.is_some()
-                && !values.is_empty()
-                && values.iter().all(is_in_target)
-            {
-                warnings.push(format!(
-                    "route[{index}] ({}) has duplicate_payload without effect: its key is in the path or the query, so a request with another key is another payload",
-                    route.pattern
-                ));
+            let is_useless = !values.is_empty() && values.iter().all(is_in_target);
+            if policy.duplicate_payload.is_some() && is_useless {
+                warnings.push(format!("route[{index}] ({pattern}) has duplicate_payload without effect: its key is in the path or the query, so a request with another key is another payload"));
             }
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
-            let name = format!("route[{index}] ({}, preset \"{preset}\")", route.pattern);
-            if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
-                warnings.push(format!(
-                    "{name} has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again"
-                ));
-            }
-            if route.settings.policy.tenant == Tenant::ClientIp {
-                warnings.push(format!(
-                    "{name} has tenant = \"client-ip\": a client that changes its network is another tenant, and its retry runs again"
-                ));
-            }
-            if matches!(self.store.url, StoreUrl::Redis(_)) {
-                warnings.push(format!(
-                    "{name} is stored in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again"
-                ));
+            let open = "has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again";
+            let moving = "has tenant = \"client-ip\": a client that changes its network is another tenant, and its retry runs again";
+            let lossy = "is stored in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again";
+            for (risk, is_taken) in [
+                (open, policy.on_store_down == OnStoreDown::FailOpen),
+                (moving, policy.tenant == Tenant::ClientIp),
+                (lossy, matches!(self.store.url, StoreUrl::Redis(_))),
+            ] {
+                let name = format!("route[{index}] ({pattern}, preset \"{preset}\")");
+                warnings.extend(is_taken.then(|| format!("{name} {risk}")));
             }
         }
         warnings
-    }
-
-    /// Describes the requests that no route matches, and what becomes of them.
-    #[must_use]
-    pub fn fall_through(&self) -> String {
-        fall_through::describe(self)
     }
 
     /// The TLS settings for upstreams, if any upstream uses TLS.
@@ -384,18 +315,12 @@ impl Config {
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {
         let upstreams = self.routes.iter().map(|route| &route.upstream);
-        let asked = self.settings().filter_map(|it| it.forward_auth.as_ref()).map(|auth| &auth.url);
-        let reconcilers = self.settings().filter_map(|settings| settings.reconcile.as_ref());
-        let asked = asked.chain(reconcilers.map(|reconcile| &reconcile.request.server));
-        let mut all = upstreams.chain(self.gateway.upstream.as_ref()).chain(asked);
-        let mut tenants = self.settings().map(|settings| &settings.policy.tenant);
-        let fetches_keys = tenants.any(|tenant| match tenant {
-            onetake_http::Tenant::Jwt(jwt) => {
-                jwt.key_set().is_some_and(|set| set.source().starts_with("https:"))
-            }
-            _ => false,
-        });
-        fetches_keys || all.any(|url| url.scheme() == Some(&http::uri::Scheme::HTTPS))
+        let is_asked = |it: &Settings| {
+            it.forward_auth.as_ref().is_some_and(|auth| is_https(&auth.url))
+                || it.reconcile.as_ref().is_some_and(|it| is_https(&it.request.server))
+                || matches!(&it.policy.tenant, Tenant::Jwt(jwt) if jwt.key_set().is_some_and(|set| set.source().starts_with("https:")))
+        };
+        self.settings().any(is_asked) || upstreams.chain(&self.gateway.upstream).any(is_https)
     }
 
     /// The settings of all routes, and those of requests without a route.
@@ -404,37 +329,8 @@ impl Config {
     }
 }
 
-/// `[store]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoreConfig {
-    /// The store.
-    pub url: StoreUrl,
-    /// A Redis in front of PostgreSQL.
-    pub filter: Option<ServerUrl>,
-    /// Whether a store that can lose acknowledged writes is accepted.
-    pub allow_lossy: bool,
-    /// Local folder for outcomes that the store has not accepted at shutdown; `None` for the memory
-    /// store.
-    pub journal: Option<PathBuf>,
-    /// The timeouts of the store.
-    pub timeouts: StoreTimeouts,
-    /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
-    pub encryption: Vec<Secret>,
-    /// `[limits] max_store_memory`: the memory of the embedded store, in bytes.
-    pub memory_bytes: usize,
-}
-
-/// The timeouts of a store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreTimeouts {
-    /// The longest time until a connection to a server is established.
-    pub connect: Duration,
-    /// The longest time for one statement or command of a server.
-    pub command: Duration,
-    /// The longest time that a request waits for its claim.
-    pub claim: Duration,
-    /// The longest time that a request waits until its outcome is saved.
-    pub settle: Duration,
+fn is_https(url: &Uri) -> bool {
+    url.scheme() == Some(&http::uri::Scheme::HTTPS)
 }
 
 /// `[relay]`, and the other sections that a relay needs.
@@ -442,37 +338,14 @@ pub struct StoreTimeouts {
 pub struct RelayConfig {
     /// The store with the outbox.
     pub store: StoreConfig,
-    /// The receiver of messages.
-    pub sink: SinkConfig,
-    /// Timeout of one delivery.
-    pub timeout: Duration,
-    /// The relay's limits.
-    pub options: RelayOptions,
-    /// The listener for metrics, if there is one.
-    pub listen: Option<SocketAddr>,
+    /// `[relay]`
+    pub relay: Relay,
+    /// `[relay] sink`, which is required here.
+    pub sink: Sink,
     /// `[admin] token`
     pub token: Option<Token>,
     /// `[gateway] upstream_tls`, for an `https://` webhook.
     pub tls: UpstreamTls,
-}
-
-/// `sink`
-#[derive(Clone, Debug)]
-pub enum SinkConfig {
-    /// `nats://…`, `tls://…`: JetStream.
-    Nats {
-        /// The servers.
-        url: ServerUrl,
-        /// The prefix of subjects.
-        subject_prefix: String,
-    },
-    /// `http://…`, `https://…`: a webhook.
-    Webhook {
-        /// The endpoint.
-        url: Uri,
-        /// The secrets that sign calls.
-        secrets: Vec<WebhookSecret>,
-    },
 }
 
 /// One `[[route]]`, completed from its preset, `[defaults]` and the built-in values.

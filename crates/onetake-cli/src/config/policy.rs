@@ -5,35 +5,35 @@
 //! Rust.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, StatusCode, Uri};
-use onetake_http::grpc::{ProtobufFingerprint, Schema};
+use onetake_core::OnUnknown;
+use onetake_http::grpc::{DescriptorSet, ProtobufFingerprint, Schema};
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
+use onetake_http::policy::is_namespace;
 use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
+use onetake_http::text::TextOr;
 use onetake_http::velocity::Rate;
 use onetake_http::{
     By, Dialect, Disposition, DuplicateAction, DuplicatePayload, FingerprintMode, InFlight,
-    OnStoreDown, PathCase, Policy, Preset, StatusRules, Tenant, TrailingSlash, Velocity,
+    OnStoreDown, PathCase, Policy, Preset, RequestValue, StatusRules, TrailingSlash, Velocity,
 };
 use serde_json::json;
 
-use super::error::{Problems, ValueError};
+use super::error::ValueError;
 use super::form::{
-    Form, Shape, duration, file, header_name, integer, list, parse_part, pointer, size, table,
-    text, upstream, words,
+    Form, Shape, duration, file, header_name, integer, list, plain, pointer, size, table, text,
+    upstream, words,
 };
 use super::key::{KeyOptions, key};
-use super::messages::NoSchema;
-use super::reader::{Section, Value};
+use super::presets;
+use super::reader::Value;
 use super::reconcile::{Reconcile, reconcile};
 use super::table::{Layered, Table, TableInfo, table};
 use super::tenant::{ForwardAuth, TenantOption, tenant};
 use super::units::show_duration;
-use onetake_core::OnUnknown;
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 const ANY: (usize, usize) = (0, usize::MAX);
@@ -44,24 +44,26 @@ table! {
     pub(super) struct PolicyOptions [Clone, Debug, Default] ("[defaults]", "[defaults]") {
         /// Whether `/V1/charges` and `/v1/charges` are different paths, or the same: see
         /// [Paths](#paths).
-        path_case: Option<PathCase> = words(&PATH_CASES).at(|policy| &mut policy.paths.case),
+        path_case: Option<PathCase> = words([("exact", PathCase::Exact), ("ignore", PathCase::Ignore)])
+            .at(|policy| &mut policy.paths.case),
         /// Whether `/charges/` and `/charges` are the same path, or different ones.
-        trailing_slash: Option<TrailingSlash> = words(&TRAILING_SLASHES)
+        trailing_slash: Option<TrailingSlash> = words([("ignore", TrailingSlash::Ignore), ("exact", TrailingSlash::Exact)])
             .at(|policy| &mut policy.paths.trailing_slash),
         /// A word that separates the keys of this route from the keys of others: up to 64 letters,
         /// digits and `- _ . : /`.
-        namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
-            .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
+        namespace: Option<String> = plain("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", is_namespace, (
+            "not a namespace", "write up to 64 letters, digits and - _ . : /, such as \"payments\"",
+        )).shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
         /// The source of the key, and its format: see [Keys](#keys).
         key: KeyOptions = key().or_default().applied(KeyOptions::apply)
             .else_says("that of the preset, else the header; required for `payment` and `high-consequence`"),
         /// The owner of the key: see [Tenants](#tenants).
-        tenant: Option<TenantOption> = tenant().optional()
+        tenant: Option<TenantOption> = tenant().optional().applied(TenantOption::apply)
             .else_says("the credential if there is one, else public"),
         /// The parts of a request that make two requests the same: see
         /// [Fingerprints](#fingerprints).
-        fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
-            .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
+        fingerprint: Fingerprint = table().then(fingerprint).or_default()
+            .applied(|policy, it: Fingerprint| it.apply(policy)).else_says("{ mode = \"bytes\" }"),
         /// The types of gRPC messages: a file that `protoc --include_imports --descriptor_set_out=FILE` writes.
         /// See [Keys](#keys).
         descriptor_set: Option<PathBuf> = file("\"billing.pb\"").optional(),
@@ -70,23 +72,36 @@ table! {
         /// The time for which an attempt may run without renewing its lease.
         lease: Option<Duration> = duration("100ms", "1h", "30s").at(|policy| &mut policy.terms.lease),
         /// The time after a lease ends until the attempt counts as lost.
-        grace: Option<Duration> = duration("0s", "1h", "30s").optional().else_says("one `lease`"),
+        grace: Option<Duration> = duration("0s", "1h", "30s").optional()
+            .applied(|policy, grace| policy.terms.grace = grace.unwrap_or(policy.terms.lease))
+            .else_says("one `lease`"),
         /// The answer while an attempt is in progress: 409, a wait, or 202 after the wait
         /// (see [Long operations](#long-operations)).
-        in_flight: Option<InFlightOption> = words(&IN_FLIGHT).optional().else_says("\"reject\""),
+        in_flight: Option<InFlight> = words([
+            ("reject", InFlight::Reject),
+            ("wait", InFlight::Wait(WAIT_TIMEOUT)),
+            ("async", InFlight::Async(WAIT_TIMEOUT)),
+        ]).at(|policy| &mut policy.in_flight),
         /// The time to wait for an attempt that is in progress.
-        wait_timeout: Option<Duration> = duration("0s", "5m", "5s").optional()
+        wait_timeout: Option<Duration> = duration("0s", "5m", "5s").optional().applied(set_wait)
             .else_says(&format!("\"{}\"", show_duration(WAIT_TIMEOUT))),
         /// The answer to a retry whose outcome is unknown: say so and never run again, ask a
         /// service (see [Reconciling](#reconciling)), or run again, which is only for operations
         /// that are harmless to repeat.
-        on_unknown: Option<OnUnknown> = words(&ON_UNKNOWN).at(|policy| &mut policy.terms.on_unknown),
+        on_unknown: Option<OnUnknown> = words([
+            ("fail", OnUnknown::Fail),
+            ("reconcile", OnUnknown::Reconcile),
+            ("retry", OnUnknown::Retry),
+        ]).at(|policy| &mut policy.terms.on_unknown),
         /// The service that knows outcomes, for `on_unknown = "reconcile"`: see
         /// [Reconciling](#reconciling).
         reconcile: Option<Reconcile> = reconcile().optional(),
         /// The behaviour while the store is unreachable: 503, or a run without a record
         /// (see [While the store is unreachable](#while-the-store-is-unreachable)).
-        on_store_down: Option<OnStoreDown> = words(&ON_STORE_DOWN).at(|policy| &mut policy.on_store_down),
+        on_store_down: Option<OnStoreDown> = words([
+            ("fail-closed", OnStoreDown::FailClosed),
+            ("fail-open", OnStoreDown::FailOpen),
+        ]).at(|policy| &mut policy.on_store_down),
         /// Limits on new operations: see [Velocity](#velocity).
         velocity: Option<Vec<Velocity>> = velocity().at(|policy| &mut policy.velocity),
         /// The treatment of a payload that the same tenant sent under another key a short time ago: see
@@ -109,55 +124,31 @@ table! {
         mark_unknown: Option<Vec<StatusPattern>> = statuses().optional().formerly("unknown")
             .else_says("see the link"),
         /// The format of errors: RFC 9457, or that of [Stripe's SDKs](#stripes-sdks).
-        errors: Option<Dialect> = words(&ERRORS).at(|policy| &mut policy.errors),
+        errors: Option<Dialect> = words([("problem", Dialect::Problem), ("stripe", Dialect::Stripe)])
+            .at(|policy| &mut policy.errors),
         /// Other statuses for some errors.
         statuses: Statuses = table().or_default().applied(|policy, statuses: Statuses| statuses.apply(policy)),
         /// The largest request with a key. A larger request is refused with 413.
-        max_request_body: Option<usize> = size().at(|policy| &mut policy.max_request_body),
+        max_request_body: Option<usize> = size("1B", "64MiB").at(|policy| &mut policy.max_request_body),
         /// The largest response that is recorded. A larger response is passed on, and cannot be
         /// replayed.
-        max_response_body: Option<usize> = size().at(|policy| &mut policy.max_response_body),
+        max_response_body: Option<usize> = size("1B", "64MiB").at(|policy| &mut policy.max_response_body),
     }
 }
 
 table! {
-    /// The options that only routes have.
-    struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
+    /// One `[[route]]`: its own options, and those that it shares with `[defaults]`.
+    pub(super) struct RouteOptions [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
         /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in
         /// which `{id}` is one segment and `{*rest}` the rest. Or `grpc` and a method of gRPC, such
         /// as `grpc billing.v1.Payments/Charge`; `/*` is every method of the service.
-        r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
+        r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", RoutePattern::parse).required(),
         /// Values for a use case: see [Presets](#presets).
-        preset: Option<Preset> = words(&Preset::ALL).optional(),
-    }
+        preset: Option<Preset> = words(Preset::ALL).optional(),
+    } with policy: PolicyOptions
 }
 
 const MATCH: &str = r"\s*grpc\s+[A-Za-z_][0-9A-Za-z_]*(\.[A-Za-z_][0-9A-Za-z_]*)*/(\*|[A-Za-z_][0-9A-Za-z_]*)\s*|\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
-
-fn parse_match(text: &str) -> Result<RoutePattern, ValueError> {
-    RoutePattern::parse(text).map_err(|error| ValueError::new(error.what, error.fix))
-}
-
-/// One `[[route]]`, as it is written.
-#[derive(Debug)]
-pub(super) struct RouteOptions {
-    pub(super) pattern: RoutePattern,
-    pub(super) preset: Option<Preset>,
-    pub(super) policy: PolicyOptions,
-}
-
-impl Table for RouteOptions {
-    fn info() -> TableInfo {
-        TableInfo { shared: PolicyOptions::info().options, ..RouteHead::info() }
-    }
-
-    fn read_fields(section: &mut Section<'_>, problems: &mut Problems<'_>) -> Option<Self> {
-        let head = RouteHead::read_fields(section, problems);
-        let policy = PolicyOptions::read_fields(section, problems);
-        let RouteHead { r#match: pattern, preset } = head?;
-        Some(Self { pattern, preset, policy: policy? })
-    }
-}
 
 /// `[defaults]`
 pub(super) fn defaults() -> Form<PolicyOptions> {
@@ -179,22 +170,6 @@ pub struct Settings {
     pub reconcile: Option<Reconcile>,
 }
 
-/// The options that a preset sets. Its rule for 5xx is not an option.
-fn preset_options(preset: Preset) -> PolicyOptions {
-    let values = preset.values();
-    PolicyOptions {
-        ttl: Some(values.ttl),
-        key: KeyOptions {
-            source: values.key_source,
-            required: values.key_required,
-            ..KeyOptions::default()
-        },
-        fingerprint: Fingerprint { mode: values.fingerprint, headers: None },
-        on_store_down: values.on_store_down,
-        ..PolicyOptions::default()
-    }
-}
-
 impl Settings {
     /// Merges the layers: a route overrides its preset, and both override `[defaults]`.
     pub(super) fn new(
@@ -202,101 +177,60 @@ impl Settings {
         preset: Option<Preset>,
         defaults: &PolicyOptions,
     ) -> Self {
-        let of_preset = preset.map(preset_options).unwrap_or_default();
+        let of_preset = preset.map(presets::options).unwrap_or_default();
         let all = route.clone().over(of_preset).over(defaults.clone());
-        let outcomes = defaults.classify(StatusRules::new());
-        let outcomes = match preset {
-            Some(preset) => outcomes.with_every_5xx(preset.values().every_5xx),
-            None => outcomes,
-        };
-        let mut policy = Policy::default();
+        let mut outcomes = defaults.classify(StatusRules::new());
+        if let Some(preset) = preset {
+            outcomes = outcomes.with_every_5xx(preset.values().every_5xx);
+        }
+        let mut policy = preset.map_or_else(Policy::default, Policy::preset);
         policy.outcomes = route.classify(outcomes);
-        let (tenant, reconcile) = (all.tenant.clone(), all.reconcile.clone());
-        let wait = all.wait_timeout.unwrap_or(WAIT_TIMEOUT);
-        policy.in_flight = match all.in_flight {
-            None | Some(InFlightOption::Reject) => InFlight::Reject,
-            Some(InFlightOption::Wait) => InFlight::Wait(wait),
-            Some(InFlightOption::Async) => InFlight::Async(wait),
+        let forward_auth = match &all.tenant {
+            Some(TenantOption::ForwardAuth(auth)) => Some(auth.clone()),
+            _ => None,
         };
-        let grace = all.grace;
+        let reconcile = all.reconcile.clone();
         all.apply(&mut policy);
-        policy.terms.grace = grace.unwrap_or(policy.terms.lease);
-        let forward_auth = match tenant {
-            Some(TenantOption::ForwardAuth(auth)) => {
-                policy.tenant = Tenant::Custom(Arc::new(|_| None));
-                Some(auth)
-            }
-            Some(TenantOption::Plain(tenant)) => {
-                policy.tenant = tenant;
-                None
-            }
-            None => None,
-        };
         let reconcile = reconcile.filter(|_| policy.terms.on_unknown == OnUnknown::Reconcile);
         Self { policy, forward_auth, reconcile }
     }
 }
 
-impl PolicyOptions {
-    /// The lists of statuses, by disposition.
-    pub(super) fn lists(&self) -> [(&'static str, Disposition, &[StatusPattern]); 3] {
-        [
-            ("record", Disposition::Record, self.record.as_deref().unwrap_or_default()),
-            ("release", Disposition::Release, self.release.as_deref().unwrap_or_default()),
-            (
-                "mark_unknown",
-                Disposition::Unknown,
-                self.mark_unknown.as_deref().unwrap_or_default(),
-            ),
-        ]
-    }
-
-    fn classify(&self, rules: StatusRules) -> StatusRules {
-        let lists = self.lists().into_iter();
-        let entries =
-            lists.flat_map(|(_, disposition, list)| list.iter().map(move |it| (*it, disposition)));
-        entries.fold(rules, |rules, (pattern, disposition)| rules.with(pattern, disposition))
+fn set_wait(policy: &mut Policy, timeout: Option<Duration>) {
+    if let (Some(timeout), InFlight::Wait(wait) | InFlight::Async(wait)) =
+        (timeout, &mut policy.in_flight)
+    {
+        *wait = timeout;
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InFlightOption {
-    Reject,
-    Wait,
-    Async,
-}
-
-const IN_FLIGHT: [(&str, InFlightOption); 3] = [
-    ("reject", InFlightOption::Reject),
-    ("wait", InFlightOption::Wait),
-    ("async", InFlightOption::Async),
+/// The options that are lists of statuses. They add up from layer to layer. Other options replace
+/// each other.
+pub(super) const LISTS: [(&str, Disposition); 3] = [
+    ("record", Disposition::Record),
+    ("release", Disposition::Release),
+    ("mark_unknown", Disposition::Unknown),
 ];
-const ON_UNKNOWN: [(&str, OnUnknown); 3] =
-    [("fail", OnUnknown::Fail), ("reconcile", OnUnknown::Reconcile), ("retry", OnUnknown::Retry)];
-const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
-    [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
-const PATH_CASES: [(&str, PathCase); 2] =
-    [("exact", PathCase::Exact), ("ignore", PathCase::Ignore)];
-const TRAILING_SLASHES: [(&str, TrailingSlash); 2] =
-    [("ignore", TrailingSlash::Ignore), ("exact", TrailingSlash::Exact)];
-const ERRORS: [(&str, Dialect); 2] = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
 
-fn parse_namespace(text: &str) -> Result<String, ValueError> {
-    let fix = "write up to 64 letters, digits and - _ . : /, such as \"payments\"";
-    match is_namespace(text) {
-        true => Ok(text.to_owned()),
-        false => Err(ValueError::new("not a namespace", fix)),
+impl PolicyOptions {
+    /// The lists of statuses, in the order of `LISTS`.
+    pub(super) fn lists(&self) -> [&[StatusPattern]; 3] {
+        let lists = [&self.record, &self.release, &self.mark_unknown];
+        lists.map(|list| list.as_deref().unwrap_or_default())
+    }
+
+    fn classify(&self, mut rules: StatusRules) -> StatusRules {
+        for ((_, disposition), list) in LISTS.iter().zip(self.lists()) {
+            rules = list.iter().fold(rules, |rules, pattern| rules.with(*pattern, *disposition));
+        }
+        rules
     }
 }
 
 const STATUS: &str = "[2-5](xx|[0-9]{2})|OK|CANCELLED|UNKNOWN|INVALID_ARGUMENT|DEADLINE_EXCEEDED|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|RESOURCE_EXHAUSTED|FAILED_PRECONDITION|ABORTED|OUT_OF_RANGE|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS|UNAUTHENTICATED";
 
 fn statuses() -> Form<Vec<StatusPattern>> {
-    let one = text(STATUS, "\"404\"", |text| {
-        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\", or a gRPC code, such as \"UNAVAILABLE\"";
-        text.parse().map_err(|_| ValueError::new("not a status that can be recorded", fix))
-    });
-    list(one, ANY, "[\"5xx\"]")
+    list(text(STATUS, "\"404\"", |text| TextOr::read(text)), ANY, "[\"5xx\"]")
 }
 
 table! {
@@ -318,8 +252,9 @@ fn problem_status() -> Form<Option<StatusCode>> {
 }
 
 table! {
-    /// `fingerprint`, as it is written.
-    struct FingerprintOptions [Debug] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
+    layered
+    /// `fingerprint`
+    pub(super) struct Fingerprint [Clone, Debug, Default] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
         { "properties": { "mode": { "const": "bytes" }, "exclude": false, "include": false } },
         { "properties": { "mode": { "enum": ["json", "protobuf"] }, "include": false } },
         { "properties": { "mode": { "const": "json" }, "exclude": false }, "required": ["include"] },
@@ -327,43 +262,23 @@ table! {
     ] })) {
         /// The comparison of bodies: byte by byte, as JSON, or as the message of a gRPC call, which needs
         /// `descriptor_set`.
-        mode: Comparison = words(&COMPARISONS).required(),
+        mode: Option<FingerprintMode> = words([
+            ("bytes", FingerprintMode::Bytes),
+            ("json", FingerprintMode::Json(Selection::Whole)),
+            ("protobuf", FingerprintMode::Protobuf(ProtobufFingerprint {
+                // The schema is read from the descriptor set later.
+                schema: Schema::new(DescriptorSet::default()),
+                exclude: Vec::new(),
+            })),
+        ]).at(|policy| &mut policy.fingerprint.mode).required(),
         /// JSON Pointers to values or fields that do not count.
         exclude: Option<Vec<Pointer>> = list(pointer(), ANY, "[\"/timestamp\"]").optional(),
         /// JSON Pointers to the only values that count.
         include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
         /// The names of headers that count, too.
-        headers: Option<Vec<HeaderName>> = list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]").optional(),
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Comparison {
-    Bytes,
-    Json,
-    Protobuf,
-}
-
-const COMPARISONS: [(&str, Comparison); 3] =
-    [("bytes", Comparison::Bytes), ("json", Comparison::Json), ("protobuf", Comparison::Protobuf)];
-
-/// `fingerprint`
-#[derive(Clone, Debug, Default)]
-pub(super) struct Fingerprint {
-    mode: Option<FingerprintMode>,
-    headers: Option<Vec<HeaderName>>,
-}
-
-impl Layered for Fingerprint {
-    fn over(self, weaker: Self) -> Self {
-        Self { mode: self.mode.or(weaker.mode), headers: self.headers.or(weaker.headers) }
-    }
-}
-
-impl Fingerprint {
-    fn apply(policy: &mut Policy, fingerprint: Self) {
-        policy.fingerprint.mode = fingerprint.mode.unwrap_or_default();
-        policy.fingerprint.headers = fingerprint.headers.unwrap_or_default();
+        headers: Option<Vec<HeaderName>> =
+            list(header_name("\"X-Account\""), ANY, "[\"X-Account\"]")
+            .optional().applied(|policy, names| policy.fingerprint.headers = names.unwrap_or_default()),
     }
 }
 
@@ -372,50 +287,30 @@ fn field_at(pointer: &Pointer) -> String {
     pointer.as_str().trim_start_matches('/').replace('/', ".")
 }
 
-fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
-    let what = "the header changes with each attempt, so every retry would be refused";
-    match CHANGING_HEADERS.contains(&name.as_str()) {
-        true => value.refuse(ValueError::new(what, "remove it"), problems),
-        false => Some(name),
-    }
-}
-
-fn fingerprint(
-    options: FingerprintOptions,
-    value: &Value<'_>,
-    problems: &mut Problems<'_>,
-) -> Option<Fingerprint> {
-    let FingerprintOptions { mode, exclude, include, headers } = options;
-    let is_json = mode == Comparison::Json;
-    let mode = match (is_json, exclude, include) {
-        (false, exclude, None) if mode == Comparison::Protobuf => {
-            let exclude = exclude.unwrap_or_default().iter().map(field_at).collect();
-            FingerprintMode::Protobuf(ProtobufFingerprint {
-                schema: Schema::new(NoSchema),
-                exclude,
-            })
+/// Makes the mode of its pointers, and refuses pointers without effect.
+fn fingerprint(written: Fingerprint, value: &Value<'_>) -> Option<Fingerprint> {
+    let Fingerprint { mode, exclude, include, headers } = written;
+    let mode = match (mode?, exclude, include) {
+        (FingerprintMode::Bytes, None, None) => FingerprintMode::Bytes,
+        (FingerprintMode::Protobuf(protobuf), exclude, None) => {
+            let exclude = exclude.iter().flatten().map(field_at).collect();
+            FingerprintMode::Protobuf(ProtobufFingerprint { exclude, ..protobuf })
         }
-        (false, None, None) => FingerprintMode::Bytes,
-        (true, None, None) => FingerprintMode::Json(Selection::Whole),
-        (true, Some(exclude), None) if exclude.is_empty() => {
-            FingerprintMode::Json(Selection::Whole)
-        }
-        (true, Some(exclude), None) => FingerprintMode::Json(Selection::Exclude(exclude)),
-        (true, None, Some(include)) => FingerprintMode::Json(Selection::Include(include)),
-        (true, Some(_), Some(_)) => {
+        (FingerprintMode::Json(_), Some(_), Some(_)) => {
             let fault = ValueError::new("cannot be combined with `exclude`", "keep one of the two");
-            return value.field("include")?.refuse(fault, problems);
+            return value.field("include")?.refuse(fault);
         }
-        (false, ..) => {
-            let fix = "write mode = \"json\", or remove the pointers";
-            let pointers = value.field("exclude").or_else(|| value.field("include"))?;
-            return pointers.refuse(
-                ValueError::new("without effect: mode \"bytes\" compares every byte", fix),
-                problems,
-            );
+        (FingerprintMode::Json(whole), exclude, include) => {
+            let exclude = exclude.filter(|exclude| !exclude.is_empty()).map(Selection::Exclude);
+            FingerprintMode::Json(exclude.or(include.map(Selection::Include)).unwrap_or(whole))
+        }
+        _ => {
+            let what = "without effect: mode \"bytes\" compares every byte";
+            let fault = ValueError::new(what, "write mode = \"json\", or remove the pointers");
+            return value.field("exclude").or_else(|| value.field("include"))?.refuse(fault);
         }
     };
-    Some(Fingerprint { mode: Some(mode), headers })
+    Some(Fingerprint { mode: Some(mode), headers, exclude: None, include: None })
 }
 
 table! {
@@ -425,7 +320,7 @@ table! {
         /// body such as `"json:/card"`.
         by: Vec<By> = list(text("tenant|json:/([^~]|~[01])*", "\"tenant\"", parse_by), (0, 8), "[\"tenant\", \"json:/card\"]").required(),
         /// The largest rate: a number and `s`, `min`, `h` or `d`, such as `"5/min"`.
-        limit: Rate = text(r"\s*0*[1-9][0-9]*\s*/\s*(s|min|h|d)\s*", "\"5/min\"", parse_rate).required(),
+        limit: Rate = text(r"\s*0*[1-9][0-9]*\s*/\s*(s|min|h|d)\s*", "\"5/min\"", |text| TextOr::read(text)).required(),
     }
 }
 
@@ -441,29 +336,25 @@ table! {
         /// The time after the first request in which a second key is suspicious.
         window: Duration = duration("1s", "1d", "10m").or("\"10m\""),
         /// The treatment: none, a metric and a line in the log, or a refusal with 409 `duplicate_payload`.
-        action: Option<DuplicateAction> = words(&DUPLICATE_ACTIONS).required(),
+        action: Option<DuplicateAction> = words([
+            ("off", None),
+            ("log", Some(DuplicateAction::Log)),
+            ("reject", Some(DuplicateAction::Reject)),
+        ]).required(),
     }
 }
-
-const DUPLICATE_ACTIONS: [(&str, Option<DuplicateAction>); 3] =
-    [("off", None), ("log", Some(DuplicateAction::Log)), ("reject", Some(DuplicateAction::Reject))];
 
 fn duplicate_payload() -> Form<Option<DuplicatePayload>> {
     table::<DuplicateOptions>()
         .map(|it| it.action.map(|action| DuplicatePayload::new(it.window, action)))
 }
 
-fn parse_rate(text: &str) -> Result<Rate, ValueError> {
-    let fix = "write a number and a unit (s, min, h or d), such as \"5/min\"";
-    text.parse::<Rate>().map_err(|error| ValueError::new(error.to_string(), fix))
-}
-
 fn parse_by(text: &str) -> Result<By, ValueError> {
-    match text {
-        "tenant" => Ok(By::Tenant),
-        part => parse_part(part).map(By::Json).map_err(|mut fault| {
-            fault.fix.push_str(", or \"tenant\"");
-            fault
-        }),
+    let fix = "write json: and a JSON Pointer, such as \"json:/order_id\", or \"tenant\"";
+    match (text, text.parse()) {
+        ("tenant", _) => Ok(By::Tenant),
+        (_, Ok(RequestValue::Json(pointer))) => Ok(By::Json(pointer)),
+        (_, Ok(_)) => Err(ValueError::new("not a value of the request", fix)),
+        (_, Err(error)) => Err(ValueError::new(error.what, fix)),
     }
 }

@@ -1,99 +1,75 @@
-//! Typed access to fields of the tree, with errors that say what was expected.
+//! Typed access to values of the tree, with errors that say what was expected.
+
+use std::borrow::{Borrow, Cow};
+use std::fmt::Display;
 
 use super::error::{Origin, Problems, ValueError};
 use super::sources;
-use super::table::{Table as _, TableInfo, nearest, unknown};
-use super::tree::{TomlField, TomlNode, TomlType, shorten};
+use super::table::{Table, TableInfo, nearest, unknown};
+use super::tree::{TomlNode, TomlType, shorten};
 
-/// A value with its path for messages.
+/// A value, its path for messages, and the list that its errors are added to.
 #[derive(Clone, Debug)]
 pub(super) struct Value<'t> {
     pub(super) node: &'t TomlNode,
     pub(super) path: String,
-}
-
-/// A table whose field names have been checked.
-#[derive(Debug)]
-pub(super) struct Section<'t> {
-    entries: &'t [TomlField],
-    value: Value<'t>,
-    has_faults: bool,
-    missing: Vec<&'static str>,
-}
-
-impl<'t> Section<'t> {
-    /// Opens a table. Every unknown field is an error.
-    pub(super) fn open(
-        value: &Value<'t>,
-        info: &TableInfo,
-        problems: &mut Problems<'_>,
-    ) -> Option<Self> {
-        let TomlType::Table(entries) = &value.node.kind else {
-            return value.wrong_type("a table", info.example, problems);
-        };
-        let mut has_faults = false;
-        for entry in entries {
-            if info.names().any(|name| name == entry.name) {
-                continue;
-            }
-            has_faults = true;
-            let path = join(&value.path, &entry.name);
-            let rename = |near: &str| sources::rename(&entry.at, &path, near);
-            let fault = unknown(info, &entry.name, rename, &super::File::info());
-            problems.add(&entry.at, &path, None, fault);
-        }
-        Some(Self { entries, value: value.clone(), has_faults, missing: Vec::new() })
-    }
-
-    /// The field with this name, if it was written.
-    pub(super) fn get(&self, name: &str) -> Option<Value<'t>> {
-        let entry = self.entries.iter().find(|entry| entry.name == name)?;
-        Some(Value { node: &entry.value, path: join(&self.value.path, name) })
-    }
-
-    /// True if the table has an unknown field.
-    pub(super) fn has_faults(&self) -> bool {
-        self.has_faults
-    }
-
-    /// Notes that a required field is missing.
-    pub(super) fn miss(&mut self, name: &'static str) {
-        self.missing.push(name);
-    }
-
-    /// Reports missing required fields. If there is an unknown field, nothing is reported: it may
-    /// be a misspelt one of them, and was reported already.
-    pub(super) fn report_missing(&self, example: &str, problems: &mut Problems<'_>) {
-        if self.has_faults {
-            return;
-        }
-        let fix = format!("write for example {example}");
-        if self.entries.is_empty() && !self.missing.is_empty() {
-            let what = format!("`{}` is missing", self.missing.join("` and `"));
-            self.value.refuse::<()>(ValueError::new(what, fix), problems);
-            return;
-        }
-        for name in &self.missing {
-            let fault = ValueError::new("missing", fix.clone());
-            problems.add(&self.value.node.at, &join(&self.value.path, name), None, fault);
-        }
-    }
+    pub(super) problems: &'t Problems<'t>,
 }
 
 impl<'t> Value<'t> {
+    /// Reads a table, and reports every error in it.
+    pub(super) fn table<T: Table>(&self) -> Option<T> {
+        let has_its_options = self.check_names(&T::info())?;
+        T::read_fields(self).filter(|_| has_its_options)
+    }
+
+    /// Reports unknown options, and required ones that are missing. `None` if it is not a table.
+    fn check_names(&self, info: &TableInfo) -> Option<bool> {
+        let TomlType::Table(entries) = &self.node.kind else {
+            return self.wrong_type("a table", info.example);
+        };
+        let is_unknown = |name: &str| info.names().all(|known| known != name);
+        let mut has_unknown = false;
+        for entry in entries.iter().filter(|entry| is_unknown(&entry.name)) {
+            has_unknown = true;
+            let path = self.path_of(&entry.name);
+            let rename = |near: &str| sources::rename(&entry.at, &path, near);
+            self.problems.add(&entry.at, &path, None, unknown(info, &entry.name, rename));
+        }
+        let required = info.all().filter(|option| option.is_required).map(|option| option.name);
+        let missing = required.filter(|name| self.field(name).is_none()).collect::<Vec<_>>();
+        let fix = format!("write for example {}", info.example);
+        match entries.is_empty() && !missing.is_empty() {
+            // One of the unknown options may be the missing one, misspelt.
+            _ if has_unknown => {}
+            true => {
+                let what = format!("`{}` is missing", missing.join("` and `"));
+                self.refuse::<()>(ValueError::new(what, fix));
+            }
+            false => missing.iter().for_each(|name| {
+                let fault = ValueError::new("missing", &*fix);
+                self.problems.add(&self.node.at, &self.path_of(name), None, fault);
+            }),
+        }
+        Some(!has_unknown && missing.is_empty())
+    }
+
     /// Reports an error of this value.
-    pub(super) fn refuse<T>(&self, fault: ValueError, problems: &mut Problems<'_>) -> Option<T> {
-        let fault = match (&self.node.kind, &self.node.written) {
-            (TomlType::Text(text), Some(written)) => fault.about_file_only(text, written),
+    pub(super) fn refuse<T>(&self, fault: ValueError) -> Option<T> {
+        let fault = match &self.node.kind {
+            TomlType::Text(written) => match self.expanded(written) {
+                Ok(Cow::Owned(text)) => fault.about_file_only(&text, written),
+                _ => fault,
+            },
             _ => fault,
         };
-        problems.add(&self.node.at, &self.path, self.node.shown(), fault);
+        self.problems.add(&self.node.at, &self.path, self.node.shown(), fault);
         None
     }
 
     /// The field of a table, if it was written.
     pub(super) fn field(&self, name: &str) -> Option<Self> {
-        Some(Self { node: self.node.get(name)?, path: join(&self.path, name) })
+        Some(Self { node: self.node.get(name)?, path: self.path_of(name), ..*self })
     }
 
     /// The path of a field, written or not.
@@ -101,69 +77,54 @@ impl<'t> Value<'t> {
         join(&self.path, name)
     }
 
-    /// True if it is a table without fields.
-    pub(super) fn is_empty(&self) -> bool {
-        matches!(&self.node.kind, TomlType::Table(entries) if entries.is_empty())
-    }
-
     /// A string; `example` is a valid value as TOML.
     ///
     /// A variable has no quotes to tell `7` from `"7"`, so any plain value of a variable is a
     /// string.
-    pub(super) fn text(&self, example: &str, problems: &mut Problems<'_>) -> Option<&'t str> {
+    pub(super) fn text(&self, example: &str) -> Option<Cow<'t, str>> {
         match (&self.node.kind, &self.node.at) {
-            (TomlType::Text(text), _) => Some(text),
-            (TomlType::Integer(text, _) | TomlType::Other(_, text), Origin::Env(_)) => Some(text),
-            (TomlType::Boolean(true), Origin::Env(_)) => Some("true"),
-            (TomlType::Boolean(false), Origin::Env(_)) => Some("false"),
-            _ => self.wrong_type("a string", example, problems),
+            (TomlType::Text(text), _) => {
+                self.expanded(text).map_or_else(|fault| self.refuse(fault), Some)
+            }
+            (TomlType::Integer(text, _) | TomlType::Other(_, text), Origin::Env(_)) => {
+                Some(text.into())
+            }
+            (TomlType::Boolean(value), Origin::Env(_)) => Some(value.to_string().into()),
+            _ => self.wrong_type("a string", example),
+        }
+    }
+
+    /// The text with the values of the variables in it. Only the file can name variables.
+    fn expanded(&self, text: &'t str) -> Result<Cow<'t, str>, ValueError> {
+        match self.node.at {
+            Origin::File(_) if text.contains("${") => {
+                sources::expanded(text, self.problems).map(Cow::Owned)
+            }
+            _ => Ok(Cow::Borrowed(text)),
         }
     }
 
     /// A string that `parse` accepts.
-    pub(super) fn parse<T>(
+    pub(super) fn parse<T, E: Into<ValueError>>(
         &self,
         example: &str,
-        problems: &mut Problems<'_>,
-        parse: impl FnOnce(&str) -> Result<T, ValueError>,
+        parse: impl FnOnce(&str) -> Result<T, E>,
     ) -> Option<T> {
-        let text = self.text(example, problems)?;
-        parse(text).map_or_else(|fault| self.refuse(fault, problems), Some)
-    }
-
-    /// One of a few words.
-    pub(super) fn choice<T: Copy>(
-        &self,
-        choices: &[(&str, T)],
-        problems: &mut Problems<'_>,
-    ) -> Option<T> {
-        let example = choices.first().map(|(word, _)| format!("\"{word}\"")).unwrap_or_default();
-        let text = self.text(&example, problems)?;
-        let found = choices.iter().find(|(word, _)| *word == text);
-        let words = choices.iter().map(|(word, _)| *word).collect::<Vec<_>>();
-        found.map_or_else(|| self.refuse(unknown_word(text, &words), problems), |(_, it)| Some(*it))
+        parse(&self.text(example)?).map_or_else(|fault| self.refuse(fault.into()), Some)
     }
 
     /// The elements of a list.
-    pub(super) fn list(
-        &self,
-        example: &str,
-        problems: &mut Problems<'_>,
-    ) -> Option<Vec<Value<'t>>> {
+    pub(super) fn list(&self, example: &str) -> Option<Vec<Self>> {
         let TomlType::List(nodes) = &self.node.kind else {
-            return self.wrong_type("a list", example, problems);
+            return self.wrong_type("a list", example);
         };
-        let element = |(index, node)| Value { node, path: format!("{}[{index}]", self.path) };
+        let path = |index| format!("{}[{index}]", self.path);
+        let element = |(index, node)| Self { node, path: path(index), ..*self };
         Some(nodes.iter().enumerate().map(element).collect())
     }
 
     /// Reports a value of the wrong type.
-    pub(super) fn wrong_type<T>(
-        &self,
-        expected: &str,
-        example: &str,
-        problems: &mut Problems<'_>,
-    ) -> Option<T> {
+    pub(super) fn wrong_type<T>(&self, expected: &str, example: &str) -> Option<T> {
         let what = format!("expected {expected} but found {}", self.node.type_name());
         let fix = match &self.node.at {
             Origin::Env(name) => format!("write for example {name}='{example}'"),
@@ -176,22 +137,34 @@ impl<'t> Value<'t> {
                 format!("write for example {name} = {example}")
             }
         };
-        self.refuse(ValueError::new(what, fix), problems)
+        self.refuse(ValueError::new(what, fix))
     }
 }
 
+/// Reads a value that is in no file: a default, or the values of a preset.
+pub(super) fn read_built_in<T>(
+    node: &TomlNode,
+    read: impl Fn(&Value<'_>) -> Option<T>,
+) -> Option<T> {
+    read(&Value { node, path: String::new(), problems: &Problems::new(None, "", &[]) })
+}
+
 /// The error for a word that is not among the choices.
-pub(super) fn unknown_word(word: &str, choices: &[&str]) -> ValueError {
-    let quoted = choices.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
-    let list = match quoted.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
-        _ => quoted.join(""),
-    };
-    let fix = match nearest(word, choices.iter().copied()) {
+pub(super) fn unknown_word(word: &str, choices: &[String]) -> ValueError {
+    let words = choices.iter().filter_map(|choice| choice.strip_prefix('"')?.strip_suffix('"'));
+    let fix = match nearest(word, words) {
         Some(near) => format!("did you mean \"{near}\"?"),
-        None => format!("use {list}"),
+        None => format!("use {}", one_of(choices)),
     };
     ValueError::new("unknown value", fix)
+}
+
+/// Choices as a list for a message: `"a", "b" or "c"`.
+pub(super) fn one_of<S: Borrow<str> + Display>(choices: &[S]) -> String {
+    match choices {
+        [rest @ .., last] if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => choices.concat(),
+    }
 }
 
 /// The path of a field.

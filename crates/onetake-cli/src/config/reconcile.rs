@@ -1,6 +1,5 @@
 //! `reconcile`: the service that knows the outcomes of attempts.
 
-use std::fmt;
 use std::time::Duration;
 
 use http::header::{HOST, HeaderName, HeaderValue};
@@ -8,9 +7,9 @@ use http::{HeaderMap, StatusCode, Uri};
 use onetake_http::recording::strip_hop_by_hop;
 
 use super::address::parse_service;
-use super::error::{Problems, ValueError};
-use super::form::{Form, Shape, duration, list, secret, shorthand, table, text};
-use super::reader::{Value, join};
+use super::error::ValueError;
+use super::form::{Form, Shape, duration, list, secret, shorthand, text};
+use super::reader::Value;
 use super::table::table;
 use super::tree::{TomlType, shorten};
 
@@ -31,7 +30,7 @@ table! {
         /// and never will.
         not_executed: Vec<StatusCode> = list(text("404|410", "\"404\"", parse_status), (0, usize::MAX), "[\"404\"]").or("[]"),
         /// Headers of the request, at most 16: text, `{ env = "NAME" }` or `{ file = "…" }`.
-        request_headers: Headers = headers().or("{}").formerly("headers"),
+        request_headers: HeaderMap = headers().or("{}").formerly("headers"),
         /// The time for one response.
         timeout: Duration = duration("10ms", "60s", "5s").or("\"5s\""),
         /// The time after which an operation is recorded as failed, at most half of `ttl`.
@@ -41,17 +40,7 @@ table! {
 
 /// `reconcile`: a request alone, or a table with more.
 pub(super) fn reconcile() -> Form<Reconcile> {
-    shorthand(request(), "request", table::<Reconcile>())
-}
-
-/// Headers that may hold secrets: only their names are shown.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Headers(pub HeaderMap);
-
-impl fmt::Debug for Headers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
-    }
+    shorthand(request(), "request")
 }
 
 /// A URL with placeholders in its path and query.
@@ -108,9 +97,8 @@ fn request() -> Form<Template> {
 fn parse_request(text: &str) -> Result<Template, ValueError> {
     let fix = format!("write for example {EXAMPLE}");
     let bad = |what: &str| ValueError::new(what, &*fix).hiding_value(text.contains(['@', '?']));
-    let Some((method, url)) = text.trim().split_once(char::is_whitespace) else {
-        return Err(bad("not a method and a URL"));
-    };
+    let (method, url) =
+        text.trim().split_once(char::is_whitespace).ok_or(bad("not a method and a URL"))?;
     if method != "GET" {
         return Err(bad("the method must be GET, because reconciliation must not change anything"));
     }
@@ -123,18 +111,15 @@ fn parse_request(text: &str) -> Result<Template, ValueError> {
     let server_end = rest.find(['/', '?', '#']).map_or(url.len(), |at| after_scheme + at);
     let (server, target) = url.split_at_checked(server_end).unwrap_or((url, ""));
     if server.contains(['{', '}']) {
-        return Err(bad(
-            "a placeholder is only allowed in the path and the query, because elsewhere it would choose the server",
-        ));
+        let what = "a placeholder is only allowed in the path and the query, because elsewhere it would choose the server";
+        return Err(bad(what));
     }
     let pieces = pieces(target).map_err(|what| bad(&what))?;
+    let has = |place| pieces.contains(&Piece::Place(place));
     // Services keep these two with their effects. A tenant has many operations.
-    let names_it =
-        |piece| matches!(piece, &Piece::Place(Placeholder::DerivedKey | Placeholder::Key));
-    if !pieces.iter().any(names_it) {
-        return Err(bad(
-            "the URL has neither {derived_key} nor {key}, so the upstream cannot identify the operation",
-        ));
+    if !has(Placeholder::DerivedKey) && !has(Placeholder::Key) {
+        let what = "the URL has neither {derived_key} nor {key}, so the upstream cannot identify the operation";
+        return Err(bad(what));
     }
     // Values are percent-encoded, so if the URL is valid with a letter, it is valid with any value.
     let sample = pieces.iter().map(|piece| match piece {
@@ -146,30 +131,25 @@ fn parse_request(text: &str) -> Result<Template, ValueError> {
     Ok(Template { server, pieces })
 }
 
+/// Splits a path and query into its text and its placeholders.
 fn pieces(target: &str) -> Result<Vec<Piece>, String> {
     let mut pieces = Vec::new();
-    let text = |text: &str| (!text.is_empty()).then(|| Piece::Text(text.to_owned()));
-    let mut rest = match target.starts_with('/') {
-        true => target.to_owned(),
-        false => format!("/{target}"),
-    };
+    let slash = if target.starts_with('/') { "" } else { "/" };
+    let mut rest = format!("{slash}{target}");
     while let Some(from) = rest.find(['{', '}']) {
         let (before, behind) = rest.split_at_checked(from).unwrap_or((&rest, ""));
         let name = behind.strip_prefix('{').and_then(|inner| inner.split_once('}'));
-        let Some((name, after)) = name else {
-            return Err("a brace without its counterpart".to_owned());
-        };
-        let Some((_, place)) = PLACEHOLDERS.iter().find(|(known, _)| *known == name) else {
-            return Err(format!(
-                "unknown placeholder {{{}}}; the placeholders are {{derived_key}}, {{tenant}}, {{key}} and {{reference}}",
-                shorten(name)
-            ));
-        };
-        pieces.extend(text(before));
-        pieces.push(Piece::Place(*place));
+        let (name, after) = name.ok_or("a brace without its counterpart")?;
+        let place = PLACEHOLDERS.iter().find(|(known, _)| *known == name);
+        let (_, place) = place.ok_or_else(|| {
+            let name = shorten(name);
+            format!("unknown placeholder {{{name}}}; the placeholders are {{derived_key}}, {{tenant}}, {{key}} and {{reference}}")
+        })?;
+        pieces.extend([Piece::Text(before.to_owned()), Piece::Place(*place)]);
         rest = after.to_owned();
     }
-    pieces.extend(text(&rest));
+    pieces.push(Piece::Text(rest));
+    pieces.retain(|piece| *piece != Piece::Text(String::new()));
     Ok(pieces)
 }
 
@@ -177,61 +157,51 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
 /// request (401, 429) or come from a proxy in between (502), and would make every operation run
 /// again at once.
 fn parse_status(text: &str) -> Result<StatusCode, ValueError> {
+    let what = "not a status that proves that the operation was not executed";
+    let fix = "write \"404\" or \"410\"; for other statuses the service can send the header Onetake-Outcome: release";
     match text {
         "404" => Ok(StatusCode::NOT_FOUND),
         "410" => Ok(StatusCode::GONE),
-        _ => Err(ValueError::new(
-            "not a status that proves that the operation was not executed",
-            "write \"404\" or \"410\"; for other statuses the service can send the header Onetake-Outcome: release",
-        )),
+        _ => Err(ValueError::new(what, fix)),
     }
 }
 
 /// Names of headers, and their values.
-fn headers() -> Form<Headers> {
+fn headers() -> Form<HeaderMap> {
     let one = secret(r"\s*[!-~]([ !-~]*[!-~])?\s*", parse_header);
     let (shape, read) = (Shape::Headers(Box::new(one.shape), HEADERS_MAX), one.read);
-    Form::new(shape, move |value, problems| {
+    Form::new(shape, move |value| {
         let TomlType::Table(entries) = &value.node.kind else {
-            let example = "{ Authorization = { env = \"CHARGES_TOKEN\" } }";
-            return value.wrong_type("a table", example, problems);
+            return value.wrong_type("a table", "{ Authorization = { env = \"CHARGES_TOKEN\" } }");
         };
         if entries.len() > HEADERS_MAX {
             let fault = ValueError::new("too many headers", format!("write at most {HEADERS_MAX}"));
-            return value.refuse(fault.hiding_value(true), problems);
+            return value.refuse(fault);
         }
         let mut headers = HeaderMap::new();
-        let mut is_whole = true;
         for entry in entries {
-            let path = join(&value.path, &entry.name);
-            let mut refuse = |fault, problems: &mut Problems<'_>| {
-                problems.add(&entry.at, &path, None, fault);
-                is_whole = false;
-            };
-            match parse_name(&entry.name) {
+            let path = value.path_of(&entry.name);
+            let fault = match parse_name(&entry.name) {
                 Ok(name) if headers.contains_key(&name) => {
-                    refuse(
-                        ValueError::new("the header is listed twice", "keep one of them"),
-                        problems,
-                    );
+                    ValueError::new("the header is listed twice", "keep one of them")
                 }
-                Ok(name) => match read(&Value { node: &entry.value, path: path.clone() }, problems)
-                {
-                    Some(value) => drop(headers.insert(name, value)),
-                    None => is_whole = false,
-                },
-                Err(fault) => refuse(fault, problems),
-            }
+                Ok(name) => {
+                    let sent = read(&Value { node: &entry.value, path, ..*value });
+                    headers.extend(sent.map(|sent| (name, sent)));
+                    continue;
+                }
+                Err(fault) => fault,
+            };
+            value.problems.add(&entry.at, &path, None, fault);
         }
-        is_whole.then_some(Headers(headers))
+        (headers.len() == entries.len()).then_some(headers)
     })
 }
 
 /// Refuses headers that the gateway sets itself, and those that belong to a connection.
 fn parse_name(text: &str) -> Result<HeaderName, ValueError> {
-    let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
-        ValueError::new("not a header name", "write for example Authorization or X-Api-Key")
-    })?;
+    let fix = "write for example Authorization or X-Api-Key";
+    let name = text.parse::<HeaderName>().map_err(|_| ValueError::new("not a header name", fix))?;
     let mut sent = HeaderMap::from_iter([(name.clone(), HeaderValue::from_static("x"))]);
     strip_hop_by_hop(&mut sent);
     let ours = [HOST, http::header::CONTENT_LENGTH, http::header::ACCEPT_ENCODING];

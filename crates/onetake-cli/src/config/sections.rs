@@ -9,16 +9,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
 use http::{HeaderValue, Uri};
 use ipnet::IpNet;
-use onetake_relay::WebhookSecret;
+use onetake_relay::{RelayOptions, WebhookSecret};
 use onetake_stores::{ServerUrl, StoreUrl};
 
 use super::address::{
     parse_nats, parse_network, parse_origin, parse_service, parse_store, parse_upstream_host,
 };
-use super::error::{Problems, ValueError};
+use super::error::ValueError;
 use super::form::{
-    Form, boolean, duration, file, integer, list, listen, or_variable, secret, size, table, text,
-    upstream, words,
+    Form, boolean, duration, file, integer, list, listen, or_variable, plain, secret, size, table,
+    text, upstream, words,
 };
 use super::limits::Limits;
 use super::policy::{PolicyOptions, RouteOptions, defaults};
@@ -28,6 +28,8 @@ use super::table::table;
 const ANY: (usize, usize) = (0, usize::MAX);
 /// Maximum number of secrets of one kind: the one in use, and older ones.
 const SECRETS_MAX: usize = 8;
+/// Default folder of the journal, for outcomes that the store has not accepted at shutdown.
+const JOURNAL_FOLDER: &str = "onetake-journal";
 
 table! {
     /// The whole file.
@@ -37,7 +39,7 @@ table! {
         /// The listener for operators, probes and metrics.
         admin: Admin = table().or_empty(),
         /// The store of records.
-        store: StoreOptions = table().or_empty(),
+        store: StoreConfig = table::<StoreConfig>().then(store).or_empty(),
         /// The deletion of expired records.
         sweep: Sweep = table().or_empty(),
         /// The listener for Envoy, for `onetake ext-proc`.
@@ -45,7 +47,7 @@ table! {
         /// The limits on connections, requests and memory.
         limits: Limits = table().or_empty(),
         /// The delivery of the outbox, for `onetake relay`.
-        relay: RelayOptions = table().or_empty(),
+        relay: Relay = table().or_empty(),
         /// Secrets of the operator. The first of each kind is used, and all are recognised.
         secrets: SecretsConfig = table().or_empty(),
         /// The options of routes that do not say otherwise, and of requests without a route.
@@ -66,7 +68,8 @@ table! {
         upstream: Option<Uri> = upstream().optional(),
         /// The `Host` header that upstreams get: that of the client (`"pass"`), the host of the
         /// upstream's URL (`"upstream"`), or a host of your own.
-        upstream_host: UpstreamHost = upstream_host().or("\"pass\""),
+        upstream_host: UpstreamHost =
+            text(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*", "\"pass\"", parse_upstream_host).or("\"pass\""),
         /// The time for which an idle HTTP/1.1 connection to an upstream is kept for the next request.
         /// It must be shorter than the time for which the upstream keeps it: see below.
         upstream_keep_alive: Duration = duration("100ms", "5m", "4s").or("\"4s\""),
@@ -75,10 +78,13 @@ table! {
         /// than one ping in five minutes.
         upstream_ping_interval: Duration = duration("1s", "1h", "6m").or("\"6m\""),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
-        trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
+        trusted_proxies: Vec<IpNet> =
+            list(text(BLOCK, "\"127.0.0.0/8\"", parse_network), ANY, "[\"127.0.0.0/8\", \"::1\"]")
+            .or("[\"127.0.0.0/8\", \"::1\"]"),
         /// The requests that no route matches: passed on under `[defaults]`, or refused with 404.
         /// GET, HEAD, OPTIONS and TRACE are always passed on.
-        unmatched: Unmatched = words(&UNMATCHED).or("\"pass\""),
+        unmatched: Unmatched = words([("pass", Unmatched::Pass), ("refuse", Unmatched::Refuse)])
+            .or("\"pass\""),
         /// Whether informational responses of upstreams, such as `103 Early Hints`, are forwarded to
         /// HTTP/1.1 clients. Some clients and proxies take them for the final response.
         early_hints: bool = boolean().or("false"),
@@ -100,7 +106,7 @@ table! {
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
         /// PEM files for `https://` upstreams, `forward_auth`, `reconcile` and the relay's webhook:
         /// the only roots to check servers by, and the gateway's own certificate.
-        upstream_tls: UpstreamTls = table::<UpstreamTlsOptions>().then(upstream_tls).or_default()
+        upstream_tls: UpstreamTls = table::<UpstreamTls>().then(upstream_tls).or_default()
             .else_says("the system's roots, no certificate"),
     }
 }
@@ -114,10 +120,6 @@ pub enum UpstreamHost {
     Upstream,
     /// This one.
     Name(HeaderValue),
-}
-
-fn upstream_host() -> Form<UpstreamHost> {
-    text(r"[A-Za-z0-9\[][A-Za-z0-9.:\[\]-]*", "\"pass\"", parse_upstream_host)
 }
 
 table! {
@@ -134,11 +136,11 @@ table! {
 
 const ORIGIN: &str = r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z]+";
 
-fn cors(cors: Cors, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Cors> {
+fn cors(cors: Cors, value: &Value<'_>) -> Option<Cors> {
     if cors.credentials && cors.origins.iter().any(|origin| origin == "*") {
         let what = "the origin \"*\" cannot be combined with credentials: any page could act for your users";
         let fault = ValueError::new(what, "name the origins, or remove `credentials`");
-        return value.field("credentials")?.refuse(fault, problems);
+        return value.field("credentials")?.refuse(fault);
     }
     Some(cors)
 }
@@ -152,9 +154,6 @@ pub enum Unmatched {
     Refuse,
 }
 
-const UNMATCHED: [(&str, Unmatched); 2] =
-    [("pass", Unmatched::Pass), ("refuse", Unmatched::Refuse)];
-
 table! {
     /// A certificate and its private key.
     pub struct Identity [Clone, Debug, PartialEq, Eq]
@@ -167,8 +166,9 @@ table! {
 }
 
 table! {
-    /// `upstream_tls`, as it is written.
-    struct UpstreamTlsOptions [Debug] ("upstream_tls", "{ roots = \"ca.pem\" }", serde_json::json!({
+    /// `upstream_tls`
+    pub struct UpstreamTls [Clone, Debug, Default, PartialEq, Eq]
+        ("upstream_tls", "{ roots = \"ca.pem\" }", serde_json::json!({
         "dependentRequired": { "certificate": ["private_key"], "private_key": ["certificate"] }
     })) {
         /// The only roots, in PEM, to check servers by.
@@ -180,39 +180,28 @@ table! {
     }
 }
 
-/// `upstream_tls`
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UpstreamTls {
-    /// The only roots to check servers by; `None`: the system's.
-    pub roots: Option<PathBuf>,
+impl UpstreamTls {
     /// The gateway's own certificate, for servers that ask for one.
-    pub identity: Option<Identity>,
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        let (certificate, private_key) = (self.certificate.clone()?, self.private_key.clone()?);
+        Some(Identity { certificate, private_key })
+    }
 }
 
-fn upstream_tls(
-    options: UpstreamTlsOptions,
-    value: &Value<'_>,
-    problems: &mut Problems<'_>,
-) -> Option<UpstreamTls> {
-    let (missing, there) = match (options.certificate, options.private_key) {
-        (Some(certificate), Some(private_key)) => {
-            let identity = Some(Identity { certificate, private_key });
-            return Some(UpstreamTls { roots: options.roots, identity });
-        }
-        (None, None) => return Some(UpstreamTls { roots: options.roots, identity: None }),
+fn upstream_tls(tls: UpstreamTls, value: &Value<'_>) -> Option<UpstreamTls> {
+    let (missing, there) = match (&tls.certificate, &tls.private_key) {
         (Some(_), None) => ("private_key", "certificate"),
         (None, Some(_)) => ("certificate", "private_key"),
+        _ => return Some(tls),
     };
-    let what = format!("missing, and `{there}` needs it");
     let fix = format!("write for example {missing} = \"{missing}.pem\" next to it");
-    problems.add(&value.node.at, &value.path_of(missing), None, ValueError::new(what, fix));
+    let fault = ValueError::new(format!("missing, and `{there}` needs it"), fix);
+    value.problems.add(&value.node.at, &value.path_of(missing), None, fault);
     None
 }
 
-fn networks() -> Form<Vec<IpNet>> {
-    const BLOCK: &str = r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/0*([0-9]|[12][0-9]|3[0-2]))?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/0*([0-9]{1,2}|1[01][0-9]|12[0-8]))?";
-    list(text(BLOCK, "\"127.0.0.0/8\"", parse_network), ANY, "[\"127.0.0.0/8\", \"::1\"]")
-}
+const BLOCK: &str = r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/0*([0-9]|[12][0-9]|3[0-2]))?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/0*([0-9]{1,2}|1[01][0-9]|12[0-8]))?";
 
 table! {
     /// `[admin]`
@@ -258,13 +247,13 @@ fn parse_token(text: &str) -> Result<Token, ValueError> {
 }
 
 table! {
-    /// `[store]`, as it is written.
-    pub(super) struct StoreOptions [Debug] ("[store]", "[store]") {
+    /// `[store]`
+    pub struct StoreConfig [Clone, Debug, PartialEq, Eq] ("[store]", "[store]") {
         /// `embedded:FOLDER`, `sqlite:FILE`, `postgres://…`, `redis://…`, `redis-cluster://…`,
         /// `dynamodb://REGION/TABLE`, or `memory:` for tests.
-        url: StoreUrl = or_variable(store(STORE)).or("\"embedded:./onetake-data\""),
+        url: StoreUrl = or_variable(store_url(STORE)).or("\"embedded:./onetake-data\""),
         /// The URL of a Redis in front of PostgreSQL.
-        filter: Option<StoreUrl> = or_variable(store(REDIS)).optional(),
+        filter: Option<ServerUrl> = or_variable(store_url(REDIS).then(redis)).optional(),
         /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment`
         /// and `high-consequence`, and a PostgreSQL that does not fsync.
         allow_lossy: bool = boolean().or("false"),
@@ -280,22 +269,52 @@ table! {
         /// The folder on this machine for outcomes that the store did not accept before shutdown.
         journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
             .else_says("next to the files of the store, or `./onetake-journal` for a server"),
+    } and {
+        /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
+        encryption: Vec<Secret>,
+        /// `[limits] max_store_memory`: the memory of the embedded store, in bytes.
+        memory_bytes: usize,
     }
 }
 
 const STORE: &str = r"memory:|(embedded|sqlite):(/|/?[^/][\s\S]*)|(postgres|postgresql|dynamodb)://\S+|rediss?(-cluster)?://\S+";
 const REDIS: &str = r"rediss?(-cluster)?://\S+";
 
-fn store(pattern: &'static str) -> Form<StoreUrl> {
-    text(pattern, "\"embedded:./onetake-data\"", parse_store).then(|url, value, problems| {
+fn store_url(pattern: &'static str) -> Form<StoreUrl> {
+    text(pattern, "\"embedded:./onetake-data\"", parse_store).then(|url, value| {
         Some(match url {
-            StoreUrl::Embedded(path) => {
-                StoreUrl::Embedded(problems.in_folder(&value.node.at, path))
-            }
-            StoreUrl::Sqlite(path) => StoreUrl::Sqlite(problems.in_folder(&value.node.at, path)),
+            StoreUrl::Embedded(path) => StoreUrl::Embedded(value.in_folder(path)),
+            StoreUrl::Sqlite(path) => StoreUrl::Sqlite(value.in_folder(path)),
             server => server,
         })
     })
+}
+
+fn redis(url: StoreUrl, value: &Value<'_>) -> Option<ServerUrl> {
+    let fix = "write for example filter = \"redis://127.0.0.1:6379\"";
+    let fault = ValueError::new("not a Redis URL; only Redis can be a filter", fix);
+    match url {
+        StoreUrl::Redis(server) => Some(server),
+        other => value.refuse(fault.showing(Some(other.to_string()))),
+    }
+}
+
+/// Refuses a filter in front of other stores than PostgreSQL, and names the folder of the journal.
+fn store(mut store: StoreConfig, value: &Value<'_>) -> Option<StoreConfig> {
+    if store.filter.is_some() && !matches!(store.url, StoreUrl::Postgres(_)) {
+        let url = &store.url;
+        let what = format!("a filter works only in front of PostgreSQL, and store.url is {url}");
+        let fix = "write url = \"postgres://HOST/DATABASE\", or remove the filter";
+        let shown = store.filter.as_ref().map(ToString::to_string);
+        value.field("filter")?.refuse::<()>(ValueError::new(what, fix).showing(shown));
+    }
+    store.journal = store.journal.or_else(|| match &store.url {
+        StoreUrl::Memory => None,
+        StoreUrl::Embedded(folder) => Some(folder.join("journal")),
+        StoreUrl::Sqlite(file) => Some(file.with_file_name(JOURNAL_FOLDER)),
+        _ => Some(PathBuf::from(JOURNAL_FOLDER)),
+    });
+    Some(store)
 }
 
 table! {
@@ -314,7 +333,7 @@ table! {
         /// The IP address and port where Envoy connects.
         listen: SocketAddr = listen().or("\"127.0.0.1:9002\""),
         /// The largest message of Envoy. A message holds a body, up to the size of Envoy's buffer.
-        max_message: usize = size().or("\"16MiB\""),
+        max_message: usize = size("1B", "64MiB").or("\"16MiB\""),
         /// PEM files: the server's certificate, followed by those that signed it, and its private
         /// key. Envoy then connects with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: Envoy connects without TLS"),
@@ -322,16 +341,24 @@ table! {
 }
 
 table! {
-    /// `[relay]`, as it is written.
-    pub(super) struct RelayOptions [Debug] ("[relay]", "[relay]") {
+    /// `[relay]`
+    pub struct Relay [Clone, Debug] ("[relay]", "[relay]") {
         /// The receiver of messages: `nats://HOST:4222` or `tls://HOST:4222` (JetStream; several
         /// hosts separated by commas), or the `http://` or `https://` URL of a webhook. Required.
         sink: Option<Sink> = or_variable(text(r"(nats|tls)://\S+|https?://\S+", "\"nats://127.0.0.1:4222\"", parse_sink)).optional(),
         /// The beginning of NATS subjects, in front of the topic.
-        subject_prefix: String = text(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?", "\"payments.\"", parse_prefix).or("\"\""),
+        subject_prefix: String =
+            plain(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?", "\"payments.\"", is_prefix, (
+                "not a valid prefix of a NATS subject",
+                "write up to 255 letters, digits, - and _, in words separated by dots",
+            )).or("\"\""),
         /// The secrets that sign webhooks: `whsec_` and base64 of 24 to 64 bytes. All of them sign.
         /// Required for a webhook.
-        secrets: Vec<WebhookSecret> = webhook_secrets().or("[]"),
+        secrets: Vec<WebhookSecret> = list(
+            secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", parse_webhook_secret),
+            (0, SECRETS_MAX),
+            "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]",
+        ).or("[]"),
         /// The most messages taken at a time.
         batch: usize = integer(1, 1_000).or("100"),
         /// The time until another relay takes the messages of a relay that died.
@@ -354,10 +381,30 @@ table! {
     }
 }
 
+impl Relay {
+    /// The options of the relay itself.
+    #[must_use]
+    pub fn options(&self) -> RelayOptions {
+        let usual = RelayOptions::default();
+        RelayOptions {
+            batch_items: self.batch,
+            hold: self.hold,
+            idle_poll: self.poll,
+            backoff_min: usual.backoff_min.min(self.backoff_max),
+            backoff_max: self.backoff_max,
+            tries_max: self.tries_max.and_then(|tries| u32::try_from(tries).ok()),
+            kept: self.kept,
+            ..usual
+        }
+    }
+}
+
 /// The receiver of messages.
 #[derive(Clone, Debug)]
-pub(super) enum Sink {
+pub enum Sink {
+    /// `nats://…`, `tls://…`: the servers of NATS JetStream.
     Nats(ServerUrl),
+    /// `http://…`, `https://…`: the endpoint of a webhook.
     Webhook(Uri),
 }
 
@@ -367,31 +414,25 @@ fn parse_sink(text: &str) -> Result<Sink, ValueError> {
     match text.split_once("://") {
         Some(("nats" | "tls", _)) => parse_nats(text, FIX).map(Sink::Nats),
         Some(("http" | "https", _)) => parse_service(text, FIX).map(Sink::Webhook),
-        _ => {
-            Err(ValueError::new("not the URL of a NATS server or a webhook", FIX)
-                .hiding_value(true))
-        }
+        _ => Err(ValueError::new("not the URL of a NATS server or a webhook", FIX).showing(None)),
     }
 }
 
 /// Checks a subject prefix: all words before its last dot must be complete.
-fn parse_prefix(text: &str) -> Result<String, ValueError> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let whole = !text.starts_with('.') && !text.contains("..");
-    let fix = "write up to 255 letters, digits, - and _, in words separated by dots";
-    match whole && text.len() <= 255 && text.chars().all(plain) {
-        true => Ok(text.to_owned()),
-        false => Err(ValueError::new("not a valid prefix of a NATS subject", fix)),
-    }
+fn is_prefix(text: &str) -> bool {
+    let is_whole = !text.starts_with('.') && !text.contains("..");
+    is_whole && text.len() <= 255 && text.chars().all(is_word)
 }
 
-fn webhook_secrets() -> Form<Vec<WebhookSecret>> {
-    let one = secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", |text| {
-        let fix =
-            "create one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
-        text.parse::<WebhookSecret>().map_err(|error| ValueError::new(error.to_string(), fix))
-    });
-    list(one, (0, SECRETS_MAX), "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]")
+/// A letter, a digit, or one of `-_.`.
+fn is_word(character: char) -> bool {
+    character.is_ascii_alphanumeric() || "-_.".contains(character)
+}
+
+fn parse_webhook_secret(text: &str) -> Result<WebhookSecret, ValueError> {
+    let fix =
+        "create one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
+    text.parse::<WebhookSecret>().map_err(|error| ValueError::new(error.to_string(), fix))
 }
 
 table! {
@@ -411,7 +452,9 @@ table! {
     pub struct Secret [Clone, PartialEq, Eq]
         ("a secret", "{ id = \"k1\", secret = { env = \"ONETAKE_SECRET\" } }") {
         /// The name of the secret, which is kept beside the sealed data.
-        id: String = text("[A-Za-z0-9_.-]{1,32}", "\"k1\"", parse_id).required(),
+        id: String = plain("[A-Za-z0-9_.-]{1,32}", "\"k1\"", is_id, (
+            "not a name", "write up to 32 letters, digits and - _ .",
+        )).required(),
         /// 32 bytes in base64.
         secret: [u8; 32] = secret(r"\s*[A-Za-z0-9+/_-]{43}=?\s*", parse_bytes).required().formerly("key"),
     }
@@ -425,27 +468,22 @@ impl fmt::Debug for Secret {
 
 fn secrets() -> Form<Vec<Secret>> {
     let example = "[{ id = \"k1\", secret = { env = \"ONETAKE_SECRET\" } }]";
-    list(table::<Secret>(), (0, SECRETS_MAX), example).then(|secrets, value, problems| {
-        for (index, secret) in secrets.iter().enumerate() {
+    list(table::<Secret>(), (0, SECRETS_MAX), example).then(move |secrets, value| {
+        for (element, (index, secret)) in
+            value.list(example)?.iter().zip(secrets.iter().enumerate())
+        {
             if secrets.iter().take(index).any(|other| other.id == secret.id) {
-                let fault = ValueError::new(
-                    "another secret has the same `id`",
-                    "give each secret its own `id`",
-                );
-                let path = format!("{}[{index}].id", value.path);
-                problems.add(&value.node.at, &path, None, fault);
+                let what = "another secret has the same `id`";
+                let fault = ValueError::new(what, "give each secret its own `id`");
+                element.field("id")?.refuse::<()>(fault);
             }
         }
         Some(secrets)
     })
 }
 
-fn parse_id(text: &str) -> Result<String, ValueError> {
-    let word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    match (1..=32).contains(&text.len()) && text.chars().all(word) {
-        true => Ok(text.to_owned()),
-        false => Err(ValueError::new("not a name", "write up to 32 letters, digits and - _ .")),
-    }
+fn is_id(text: &str) -> bool {
+    (1..=32).contains(&text.len()) && text.chars().all(is_word)
 }
 
 fn parse_bytes(text: &str) -> Result<[u8; 32], ValueError> {

@@ -2,8 +2,7 @@
 
 use super::Overrides;
 use super::error::{Origin, Problems, ValueError};
-use super::reader::join;
-use super::tree::{self, TomlNode, TomlType};
+use super::tree::{self, TomlNode};
 
 /// Prefix of variables. Two underscores in a name stand for a dot in a path.
 const PREFIX: &str = "ONETAKE__";
@@ -12,12 +11,8 @@ const PREFIX: &str = "ONETAKE__";
 const DEPTH_MAX: usize = 3;
 
 /// Puts every `ONETAKE__SECTION__KEY` into the tree. Unknown fields are found later.
-pub(super) fn apply_env(
-    tree: &mut TomlNode,
-    env: &[(String, String)],
-    problems: &mut Problems<'_>,
-) {
-    let ours = env.iter().filter(|(name, _)| name.starts_with(PREFIX));
+pub(super) fn apply_env(tree: &mut TomlNode, problems: &Problems<'_>) {
+    let ours = problems.env.iter().filter(|(name, _)| name.starts_with(PREFIX));
     let mut variables = ours.collect::<Vec<_>>();
     // The environment has no fixed order, so the variables are sorted.
     variables.sort();
@@ -29,38 +24,9 @@ pub(super) fn apply_env(
     }
 }
 
-/// Replaces `${NAME}` in the strings of the file with the value of the variable. `$${` stands for
-/// `${`.
-pub(super) fn expand(node: &mut TomlNode, path: &str, problems: &mut Problems<'_>) {
-    match &mut node.kind {
-        TomlType::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
-            let written = text.clone();
-            match expanded(&written, problems) {
-                Ok(value) => *text = value,
-                Err(fault) => problems.add(
-                    &node.at,
-                    path,
-                    Some(format!("\"{}\"", tree::shorten(&written))),
-                    fault,
-                ),
-            }
-            node.written = Some(written);
-        }
-        TomlType::List(nodes) => {
-            for (index, node) in nodes.iter_mut().enumerate() {
-                expand(node, &format!("{path}[{index}]"), problems);
-            }
-        }
-        TomlType::Table(entries) => {
-            for entry in entries {
-                expand(&mut entry.value, &join(path, &entry.name), problems);
-            }
-        }
-        _ => {}
-    }
-}
-
-fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, ValueError> {
+/// Replaces `${NAME}` in a string of the file with the value of the variable. `$${` stands for
+/// `${`. Messages show the string of the file, because a variable may hold a secret.
+pub(super) fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, ValueError> {
     let (mut out, mut rest) = (String::new(), text);
     while let Some((before, behind)) = rest.split_once("${") {
         if let Some(before) = before.strip_suffix('$') {

@@ -5,19 +5,21 @@
 pub(super) use onetake_http::text::nearest;
 use serde_json::{Value as Json, json};
 
-use super::error::{Problems, ValueError};
+use onetake_http::Policy;
+
+use super::error::ValueError;
 use super::form::{Form, Shape};
-use super::reader::{Section, Value};
+use super::reader::{Value, join, read_built_in};
+use super::sections::File;
 use super::tree;
 use super::units;
-use onetake_http::Policy;
 
 /// A table of options.
 pub(super) trait Table: Sized {
     fn info() -> TableInfo;
 
     /// Reads every option, so that every error is reported; `None` if there was one.
-    fn read_fields(section: &mut Section<'_>, problems: &mut Problems<'_>) -> Option<Self>;
+    fn read_fields(table: &Value<'_>) -> Option<Self>;
 }
 
 /// The description of a table.
@@ -57,76 +59,53 @@ impl TableInfo {
 
 /// An option of a table: a form, and the value if the option is not written.
 pub(super) struct Slot<T> {
-    shape: Shape,
+    info: OptionInfo,
     read: Box<ReadSlot<T>>,
     apply: Box<Apply<T>>,
-    default: Option<String>,
-    is_required: bool,
-    former: Option<&'static str>,
 }
 
-type ReadSlot<T> = dyn Fn(Option<&Value<'_>>, &mut Problems<'_>) -> Option<T>;
+type ReadSlot<T> = dyn Fn(Option<&Value<'_>>) -> Option<T>;
 type Apply<T> = dyn Fn(&mut Policy, T);
 
 impl<T: 'static> Form<T> {
-    fn slot<U: 'static>(
-        self,
-        absent: impl Fn() -> Option<U> + 'static,
-        present: fn(T) -> U,
-    ) -> Slot<U> {
-        let read = self.read;
-        Slot {
-            shape: self.shape,
-            read: Box::new(move |value, problems| match value {
-                Some(value) => read(value, problems).map(present),
-                None => absent(),
-            }),
-            apply: Box::new(|_, _| ()),
-            default: None,
-            is_required: false,
-            former: None,
-        }
-    }
-
     /// An option that need not be written.
     pub(super) fn optional(self) -> Slot<Option<T>> {
-        self.slot(|| Some(None), Some)
+        let read = self.read;
+        Slot::new(self.shape, move |value| value.map_or(Some(None), |value| read(value).map(Some)))
     }
 
     /// An option that must be written.
     pub(super) fn required(self) -> Slot<T> {
-        Slot { is_required: true, ..self.slot(|| None, |value| value) }
+        let read = self.read;
+        Slot::new(self.shape, move |value| read(value?)).required()
     }
 
     /// An option with a default, which is read like a value in the file.
     pub(super) fn or(self, default: &'static str) -> Slot<T> {
-        let Self { shape, read, .. } = self;
-        let read = std::rc::Rc::new(read);
-        let reread = std::rc::Rc::clone(&read);
-        let form = Self::new(shape, move |value, problems| read(value, problems));
-        let absent = move || {
-            let node = tree::parse_built_in(default)?;
-            let value = Value { node: &node, path: String::new() };
-            reread(&value, &mut Problems::new(None, "", &[]))
+        let read = self.read;
+        let read = move |value: Option<&Value<'_>>| match value {
+            Some(value) => read(value),
+            None => read_built_in(&tree::parse_built_in(default)?, &read),
         };
-        Slot { default: Some(default.to_owned()), ..form.slot(absent, |value| value) }
+        Slot::new(self.shape, read).else_says(default)
     }
 
     /// An option that sets a field of a policy. Its default is that of the field.
     pub(super) fn at(self, place: fn(&mut Policy) -> &mut T) -> Slot<Option<T>> {
         let default = (self.show)(place(&mut Policy::default()));
-        let default = Some(default).filter(|default| !default.is_empty());
-        let apply = move |policy: &mut Policy, value: Option<T>| {
+        let slot = self.optional().applied(move |policy, value| {
             if let Some(value) = value {
                 *place(policy) = value;
             }
-        };
-        Slot { default, apply: Box::new(apply), ..self.optional() }
+        });
+        if default.is_empty() { slot } else { slot.else_says(&default) }
     }
 
     /// A table that counts as empty if it is not written.
     pub(super) fn or_empty(self) -> Slot<T> {
-        Slot { default: None, ..self.or("{}") }
+        let mut slot = self.or("{}");
+        slot.info.default = None;
+        slot
     }
 
     /// A table that has its default if it is not written.
@@ -134,19 +113,34 @@ impl<T: 'static> Form<T> {
     where
         T: Default,
     {
-        self.slot(|| Some(T::default()), |value| value)
+        let read = self.read;
+        Slot::new(self.shape, move |value| value.map_or_else(|| Some(T::default()), &read))
     }
 }
 
 impl<T: 'static> Slot<T> {
+    fn new(shape: Shape, read: impl Fn(Option<&Value<'_>>) -> Option<T> + 'static) -> Self {
+        let (name, about, default) = ("", String::new(), None);
+        let info = OptionInfo { name, about, shape, default, is_required: false, former: None };
+        Self { info, read: Box::new(read), apply: Box::new(|_, _| ()) }
+    }
+
+    /// An option that must be written.
+    pub(super) fn required(mut self) -> Self {
+        (self.info.is_required, self.info.default) = (true, None);
+        self
+    }
+
     /// An option that had another name.
-    pub(super) fn formerly(self, former: &'static str) -> Self {
-        Self { former: Some(former), ..self }
+    pub(super) fn formerly(mut self, former: &'static str) -> Self {
+        self.info.former = Some(former);
+        self
     }
 
     /// The text of a default that is set by other code.
-    pub(super) fn else_says(self, default: &str) -> Self {
-        Self { default: Some(default.to_owned()), ..self }
+    pub(super) fn else_says(mut self, default: &str) -> Self {
+        self.info.default = Some(default.to_owned());
+        self
     }
 
     /// Sets how the value changes a policy.
@@ -158,29 +152,12 @@ impl<T: 'static> Slot<T> {
         (self.apply)(policy, value);
     }
 
-    pub(super) fn read(
-        &self,
-        section: &mut Section<'_>,
-        field: &'static str,
-        problems: &mut Problems<'_>,
-    ) -> Option<T> {
-        let name = plain(field);
-        let value = section.get(name);
-        if value.is_none() && self.is_required {
-            section.miss(name);
-        }
-        (self.read)(value.as_ref(), problems)
+    pub(super) fn read(&self, table: &Value<'_>, field: &'static str) -> Option<T> {
+        (self.read)(table.field(plain(field)).as_ref())
     }
 
     pub(super) fn info(self, field: &'static str, about: &str) -> OptionInfo {
-        OptionInfo {
-            name: plain(field),
-            about: about.trim().to_owned(),
-            shape: self.shape,
-            default: self.default,
-            is_required: self.is_required,
-            former: self.former,
-        }
+        OptionInfo { name: plain(field), about: about.trim().to_owned(), ..self.info }
     }
 }
 
@@ -202,6 +179,9 @@ impl<T> Layered for Option<T> {
 
 /// Declares a table: `NAME [DERIVES] (LABEL, EXAMPLE) { OPTION: TYPE = SLOT, … }`.
 ///
+/// `and { FIELD: TYPE, … }` behind it adds fields that are no options. Other code fills them in.
+/// `with FIELD: TYPE` adds the options of another table.
+///
 /// `layered` before the name adds `over`, which merges the table with a weaker one, and `apply`,
 /// which sets the fields of a policy.
 macro_rules! table {
@@ -210,35 +190,40 @@ macro_rules! table {
         $vis:vis struct $Name:ident [$($derive:ident),*] ($label:literal, $example:literal $(, $extra:expr)?) {
             $( $(#[doc = $doc:literal])+ $field:ident: $T:ty = $slot:expr, )*
         }
+        $( and { $( $(#[doc = $and_doc:literal])+ $and:ident: $And:ty, )+ } )?
+        $( with $with:ident: $With:ty )?
     ) => {
         $(#[doc = $about])+
         #[derive($($derive),*)]
-        $vis struct $Name { $( $(#[doc = $doc])+ pub $field: $T, )* }
+        $vis struct $Name {
+            $( $(#[doc = $doc])+ pub $field: $T, )*
+            $( $( $(#[doc = $and_doc])+ pub $and: $And, )+ )?
+            $( pub $with: $With, )?
+        }
 
         impl $crate::config::table::Table for $Name {
             fn info() -> $crate::config::table::TableInfo {
-                $crate::config::table::TableInfo {
-                    label: $label,
-                    example: $example,
-                    options: vec![ $( {
-                        let slot: $crate::config::table::Slot<$T> = $slot;
-                        slot.info(stringify!($field), concat!($($doc),+))
-                    } ),* ],
-                    shared: Vec::new(),
-                    extra: { let _extra = serde_json::json!({}); $( let _extra = $extra; )? _extra },
-                }
+                use $crate::config::table::Slot;
+                let options = vec![
+                    $( Slot::<$T>::info($slot, stringify!($field), concat!($($doc),+)) ),*
+                ];
+                let _extra = serde_json::json!({});
+                $( let _extra = $extra; )?
+                let _shared = Vec::<$crate::config::table::OptionInfo>::new();
+                $( let _shared = <$With as $crate::config::table::Table>::info().options; )?
+                let (label, example, shared) = ($label, $example, _shared);
+                $crate::config::table::TableInfo { label, example, options, shared, extra: _extra }
             }
 
-            fn read_fields(
-                section: &mut $crate::config::reader::Section<'_>,
-                problems: &mut $crate::config::error::Problems<'_>,
-            ) -> Option<Self> {
-                $( let $field = {
-                    let slot: $crate::config::table::Slot<$T> = $slot;
-                    slot.read(section, stringify!($field), problems)
-                }; )*
-                section.report_missing($example, problems);
-                Some(Self { $( $field: $field? ),* })
+            fn read_fields(table: &$crate::config::reader::Value<'_>) -> Option<Self> {
+                use $crate::config::table::Slot;
+                $( let $field = Slot::<$T>::read(&$slot, table, stringify!($field)); )*
+                $( let $with = <$With as $crate::config::table::Table>::read_fields(table); )?
+                Some(Self {
+                    $( $field: $field?, )*
+                    $( $( $and: Default::default(), )+ )?
+                    $( $with: $with?, )?
+                })
             }
         }
     };
@@ -264,10 +249,7 @@ macro_rules! table {
         impl $Name {
             /// Sets the options that are written, in a policy.
             fn apply(self, policy: &mut onetake_http::Policy) {
-                $( {
-                    let slot: $crate::config::table::Slot<$T> = $slot;
-                    slot.apply(policy, self.$field);
-                } )*
+                $( $crate::config::table::Slot::<$T>::apply(&$slot, policy, self.$field); )*
             }
         }
     };
@@ -276,11 +258,10 @@ pub(super) use table;
 
 /// The JSON Schema of a table. The title of each option is its path in messages.
 pub(super) fn schema(info: &TableInfo, path: &str) -> Json {
-    let own = info.options.iter().map(|option| (option.name.to_owned(), option.schema(path)));
-    let shared = info.shared.iter().map(|option| {
-        (option.name.to_owned(), json!({ "$ref": format!("#/$defs/{}", option.name) }))
-    });
-    let properties = own.chain(shared).collect::<serde_json::Map<_, _>>();
+    let own = info.options.iter().map(|option| (option.name, option.schema(path)));
+    let link = |name| (name, json!({ "$ref": format!("#/$defs/{name}") }));
+    let shared = info.shared.iter().map(|option| link(option.name));
+    let properties = own.chain(shared).collect::<Json>();
     let required = info.all().filter(|option| option.is_required).map(|option| option.name);
     let required = required.collect::<Vec<_>>();
     let mut table =
@@ -294,22 +275,16 @@ pub(super) fn schema(info: &TableInfo, path: &str) -> Json {
 
 impl OptionInfo {
     pub(super) fn schema(&self, path: &str) -> Json {
-        let title =
-            if path.is_empty() { self.name.to_owned() } else { format!("{path}.{}", self.name) };
+        let title = join(path, self.name);
         let mut schema = self.shape.schema(&title);
-        let values = match &self.shape {
-            Shape::Duration(min, max) => format!(" From {min} to {max}."),
-            _ => String::new(),
+        let about = match &self.shape {
+            Shape::Duration(min, max) => format!("{} From {min} to {max}.", self.about),
+            _ => self.about.clone(),
         };
-        extend(
-            &mut schema,
-            json!({ "title": title, "description": format!("{}{values}", self.about) }),
-        );
-        let default = self.default.as_deref().and_then(tree::parse_built_in);
-        let default = default.and_then(|default| default.to_json());
-        if let Some(default) = default {
-            extend(&mut schema, json!({ "default": default }));
-        }
+        extend(&mut schema, json!({ "title": title, "description": about }));
+        // A default may also be a sentence for the documentation.
+        let default = self.default.iter().map(|default| format!("default = {default}"));
+        default.flat_map(|text| toml::from_str(&text)).for_each(|it| extend(&mut schema, it));
         schema
     }
 }
@@ -372,43 +347,38 @@ pub(super) fn extend(schema: &mut Json, keywords: Json) {
 /// The error for an option that a table does not have.
 ///
 /// `rename` turns the nearest valid name into the text that the user has to write.
-pub(super) fn unknown(
-    info: &TableInfo,
-    name: &str,
-    rename: impl Fn(&str) -> String,
-    everything: &TableInfo,
-) -> ValueError {
+pub(super) fn unknown(info: &TableInfo, name: &str, rename: impl Fn(&str) -> String) -> ValueError {
     if let Some(renamed) = info.all().find(|option| option.former == Some(name)) {
         let what = format!("the field was renamed to `{}`", renamed.name);
         return ValueError::new(what, format!("write `{}`", rename(renamed.name)));
     }
-    let missing = |fix: String| ValueError::new("unknown field", fix);
-    if let Some(near) = nearest(name, info.names()) {
-        return missing(format!("did you mean `{}`?", rename(near)));
-    }
-    let here = info.names().collect::<Vec<_>>().join(", ");
-    let here = format!("fields of {}: {here}", info.label);
+    let here = || info.names().collect::<Vec<_>>().join(", ");
     let mut owners = Vec::new();
-    find_owners(everything, name, &mut owners);
-    match owners.is_empty() {
-        true => missing(here),
-        false => missing(format!("`{name}` is a field of {}; {here}", owners.join(" or "))),
-    }
+    find_owners(&Shape::Table(File::info), name, &mut owners);
+    let fix = match (nearest(name, info.names()), owners.join(" or ")) {
+        (Some(near), _) => format!("did you mean `{}`?", rename(near)),
+        (None, owners) if owners.is_empty() => format!("fields of {}: {}", info.label, here()),
+        (None, owners) => {
+            format!("`{name}` is a field of {owners}; fields of {}: {}", info.label, here())
+        }
+    };
+    ValueError::new("unknown field", fix)
 }
 
-fn find_owners(info: &TableInfo, name: &str, owners: &mut Vec<&'static str>) {
-    if info.names().any(|known| known == name) && !owners.contains(&info.label) {
-        owners.push(info.label);
-    }
-    fn inner(shape: &Shape, name: &str, owners: &mut Vec<&'static str>) {
-        match shape {
-            Shape::Table(info) => find_owners(&info(), name, owners),
-            Shape::List(of, ..) => inner(of, name, owners),
-            Shape::OneOf(shapes) => shapes.iter().for_each(|shape| inner(shape, name, owners)),
-            _ => {}
+/// Finds the labels of all tables with an option of this name.
+fn find_owners(shape: &Shape, name: &str, owners: &mut Vec<&'static str>) {
+    match shape {
+        Shape::Table(info) => {
+            let info = info();
+            if info.names().any(|known| known == name) && !owners.contains(&info.label) {
+                owners.push(info.label);
+            }
+            info.all().for_each(|option| find_owners(&option.shape, name, owners));
         }
+        Shape::List(of, ..) => find_owners(of, name, owners),
+        Shape::OneOf(shapes) => shapes.iter().for_each(|shape| find_owners(shape, name, owners)),
+        _ => {}
     }
-    info.all().for_each(|option| inner(&option.shape, name, owners));
 }
 
 #[cfg(test)]

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use http::{HeaderName, Uri};
 use onetake_http::tenant::jwt::Algorithm;
-use onetake_http::{Jwt, JwtKey, JwtKeySet, Tenant};
+use onetake_http::{Jwt, JwtKey, JwtKeySet, Policy, Tenant};
 use serde_json::json;
 
 use super::address::parse_service;
-use super::error::{Problems, ValueError};
+use super::error::ValueError;
 use super::form::{
-    Form, Shape, duration, elsewhere, file, header_name, list, name, shorthand, table, text, words,
+    Form, Shape, duration, file, header_name, list, name, shorthand, table, text, words, words_or,
 };
-use super::reader::{Section, Value, unknown_word};
+use super::reader::{Value, one_of};
 use super::table::{Table as _, table};
 use super::tree::TomlType;
 
@@ -23,63 +23,62 @@ use super::tree::TomlType;
 const KEYS_MAX: usize = 8;
 
 /// `tenant`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum TenantOption {
     Plain(Tenant),
     ForwardAuth(ForwardAuth),
 }
 
-const WORDS: [&str; 3] = ["credential", "public", "client-ip"];
+impl TenantOption {
+    /// Sets the tenant of a policy. A service names it later: until then, every request is refused.
+    pub(super) fn apply(policy: &mut Policy, tenant: Option<Self>) {
+        let tenant = match tenant {
+            Some(Self::ForwardAuth(_)) => Tenant::Custom(Arc::new(|_| None)),
+            Some(Self::Plain(tenant)) => tenant,
+            None => return,
+        };
+        *policy = std::mem::take(policy).tenant(tenant);
+    }
+}
 
 table! {
     /// `tenant = { … }`
     struct TenantTable [Debug]
         ("tenant", "{ header = \"X-Account\" }", json!({ "minProperties": 1, "maxProperties": 1 })) {
         /// The header that names the tenant, believed from `trusted_proxies` only.
-        header: Option<HeaderName> = header_name("\"X-Account\"").optional(),
+        header: Option<TenantOption> = header_name("\"X-Account\"")
+            .map(|name| TenantOption::Plain(Tenant::Header(name))).optional(),
         /// The issuer and a claim of the bearer token, a JSON Web Token that the gateway verifies.
-        jwt: Option<Jwt> = table::<JwtOptions>().then(jwt).optional(),
+        jwt: Option<TenantOption> = table::<JwtOptions>().then(jwt)
+            .map(|jwt| TenantOption::Plain(Tenant::Jwt(Arc::new(jwt)))).optional(),
         /// A service that names the tenant of each keyed request.
-        forward_auth: Option<ForwardAuth> =
-            shorthand(auth_url(), "url", table::<ForwardAuth>()).optional(),
+        forward_auth: Option<TenantOption> =
+            shorthand(auth_url(), "url").map(TenantOption::ForwardAuth).optional(),
     }
 }
 
-const TABLES: &str =
-    "{ header = \"X-Account\" }, { jwt = { … } } or { forward_auth = \"http://…\" }";
+const TABLES: [&str; 3] =
+    ["{ header = \"X-Account\" }", "{ jwt = { … } }", "{ forward_auth = \"http://…\" }"];
 
 pub(super) fn tenant() -> Form<TenantOption> {
-    let word = Form::new(Shape::Words(WORDS.to_vec()), |value, problems| {
-        let word = value.text("\"credential\"", problems)?;
-        let tenant = match word {
-            "credential" => Tenant::Credential,
-            "public" => Tenant::Public,
-            "client-ip" => Tenant::ClientIp,
-            _ => {
-                let mut fault = unknown_word(word, &WORDS);
-                if !fault.fix.starts_with("did you") {
-                    fault.fix = format!("{}, or {TABLES}", fault.fix);
-                }
-                return value.refuse(fault, problems);
-            }
+    let words = [
+        ("credential", Tenant::Credential),
+        ("public", Tenant::Public),
+        ("client-ip", Tenant::ClientIp),
+    ];
+    let only = |TenantTable { header, jwt, forward_auth }, value: &Value<'_>| {
+        let mut named = [header, jwt, forward_auth].into_iter().flatten();
+        let what = match (named.next(), named.next()) {
+            (Some(tenant), None) => return Some(tenant),
+            (None, _) => "has no tenant",
+            (Some(_), Some(_)) => "has more than one tenant",
         };
-        Some(TenantOption::Plain(tenant))
-    });
-    word.or_table(table::<TenantTable>().then(|tenant, value, problems| {
-        Some(match (tenant.header, tenant.jwt, tenant.forward_auth) {
-            (Some(name), None, None) => TenantOption::Plain(Tenant::Header(name)),
-            (None, Some(jwt), None) => TenantOption::Plain(Tenant::Jwt(Arc::new(jwt))),
-            (None, None, Some(auth)) => TenantOption::ForwardAuth(auth),
-            (header, ..) => {
-                let named =
-                    if header.is_none() && value.is_empty() { "no" } else { "more than one" };
-                let fix = format!(
-                    "write tenant = \"credential\", \"public\", \"client-ip\", or one of {TABLES}"
-                );
-                return value.refuse(ValueError::new(format!("has {named} tenant"), fix), problems);
-            }
-        })
-    }))
+        let words = "\"credential\", \"public\", \"client-ip\"";
+        let fix = format!("write tenant = {words}, or one of {}", one_of(&TABLES));
+        value.refuse(ValueError::new(what, fix))
+    };
+    let table = table().then(only);
+    words_or(words, &TABLES).map(TenantOption::Plain).or_else(table)
 }
 
 table! {
@@ -105,28 +104,28 @@ table! {
         audience: Option<String> = name("\"payments\"").optional().else_says("any audience"),
         /// The algorithms that keys may be for: a guard against the wrong file.
         algorithms: Option<Vec<Algorithm>> =
-            list(words(&Algorithm::ALL), (1, usize::MAX), "[\"RS256\"]").optional().else_says("those of the keys"),
+            list(words(Algorithm::ALL), (1, usize::MAX), "[\"RS256\"]").optional().else_says("those of the keys"),
         /// The largest difference between clocks.
         leeway: Duration = duration("0s", "10m", "60s").or("\"60s\""),
     }
 }
 
-fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Jwt> {
-    if options.verification_key.is_none() && options.jwks_url.is_none() {
+fn jwt(options: JwtOptions, value: &Value<'_>) -> Option<Jwt> {
+    let Some(field) = value.field("verification_key").or(value.field("jwks_url")) else {
         let fix = "write verification_key = { file = \"issuer.pem\" }, or jwks_url = \"https://…\"";
-        return value.refuse(ValueError::new("the key is missing", fix), problems);
-    }
-    let verification_keys = options.verification_key.unwrap_or_default();
-    for key in &verification_keys {
-        let keys = value.field("verification_key")?;
+        return value.refuse(ValueError::new("the key is missing", fix));
+    };
+    let keys = options.verification_key.unwrap_or_default();
+    let is_listed = |key: &&JwtKey| {
+        options.algorithms.as_ref().is_none_or(|listed| listed.contains(&key.algorithm()))
+    };
+    if let Some(key) = keys.iter().find(|key| !is_listed(key)) {
         let name = key.algorithm().name();
-        if options.algorithms.as_ref().is_some_and(|listed| !listed.contains(&key.algorithm())) {
-            let what = format!("the key is for {name}, which is not in `algorithms`");
-            let fix = format!("add \"{name}\" to `algorithms`, or use another key");
-            return keys.refuse(ValueError::new(what, fix).hiding_value(true), problems);
-        }
+        let what = format!("the key is for {name}, which is not in `algorithms`");
+        let fix = format!("add \"{name}\" to `algorithms`, or use another key");
+        return field.refuse(ValueError::new(what, fix).hiding_value(true));
     }
-    let mut jwt = Jwt::new(verification_keys).leeway(options.leeway).claim(options.claim);
+    let mut jwt = Jwt::new(keys).leeway(options.leeway).claim(options.claim);
     if let Some(url) = options.jwks_url {
         jwt = jwt.with_key_set(JwtKeySet::new(url));
     }
@@ -143,8 +142,7 @@ fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> O
 /// machine is accepted.
 fn jwks_url() -> Form<String> {
     const FIX: &str = "write for example \"https://id.example.com/.well-known/jwks.json\"";
-    let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?";
-    text(pattern, "\"https://id.example.com/.well-known/jwks.json\"", |text| {
+    text(SERVICE, "\"https://id.example.com/.well-known/jwks.json\"", |text| {
         let uri = parse_service(text, FIX)?;
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let is_local = host == "localhost"
@@ -172,34 +170,19 @@ table! {
 
 /// One key, or a list of keys.
 fn verification_keys() -> Form<Vec<JwtKey>> {
-    let (one, many) =
-        (verification_key(), list(verification_key(), (1, KEYS_MAX), "[{ file = \"…\" }]"));
-    let shape = match verification_key().shape {
-        Shape::OneOf(shapes) => shapes.into_iter().chain([many.shape]).collect(),
-        other => vec![other],
-    };
-    let (one, many) = (one.read, many.read);
-    Form::new(Shape::Secret(Box::new(Shape::OneOf(shape))), move |value, problems| {
-        match value.node.kind {
-            TomlType::List(_) => many(value, problems),
-            _ => one(value, problems).map(|key| vec![key]),
-        }
-    })
+    let many = list(verification_key(), (1, KEYS_MAX), "[{ file = \"…\" }]");
+    verification_key().map(|key| vec![key]).or_else(many).hidden()
 }
 
 fn verification_key() -> Form<JwtKey> {
     let pattern = r"\s*(-----BEGIN [\s\S]+|[A-Za-z0-9+/_-]{43,}={0,2})\s*";
     let shape = Shape::OneOf(vec![Shape::Text(pattern), Shape::Table(JwtKeyTable::info)]);
-    Form::new(shape, |value, problems| {
-        let (kid, (text, path, at)) = match &value.node.kind {
-            TomlType::Text(text) => {
-                (None, (text.clone(), value.path.clone(), value.node.at.clone()))
-            }
+    Form::new(shape, |value| {
+        let (kid, (text, field)) = match &value.node.kind {
+            TomlType::Text(_) => (None, (value.text("")?.into_owned(), value.clone())),
             _ => {
-                let mut section = Section::open(value, &JwtKeyTable::info(), problems)?;
-                let JwtKeyTable { env, file, kid } =
-                    JwtKeyTable::read_fields(&mut section, problems)?;
-                (kid, elsewhere(value, &section, env, file, problems)?)
+                let JwtKeyTable { env, file, kid } = value.table()?;
+                (kid, value.elsewhere(env, file)?)
             }
         };
         match (JwtKey::parse(&text), kid) {
@@ -208,7 +191,8 @@ fn verification_key() -> Form<JwtKey> {
             (Err(error), _) => {
                 let fix = "write a public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a \
                            secret of 32 bytes or more in base64";
-                problems.add(&at, &path, None, ValueError::new(error.to_string(), fix));
+                let fault = ValueError::new(error.to_string(), fix);
+                field.problems.add(&field.node.at, &field.path, None, fault);
                 None
             }
         }
@@ -230,9 +214,10 @@ table! {
     }
 }
 
+/// The `http://` or `https://` URL of a service, with a path and a query or without.
+const SERVICE: &str = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?";
+
 fn auth_url() -> Form<Uri> {
-    let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?";
-    text(pattern, "\"http://127.0.0.1:4180/auth\"", |text| {
-        parse_service(text, "write for example \"http://127.0.0.1:4180/auth\"")
-    })
+    const FIX: &str = "write for example \"http://127.0.0.1:4180/auth\"";
+    text(SERVICE, "\"http://127.0.0.1:4180/auth\"", |text| parse_service(text, FIX))
 }

@@ -15,8 +15,6 @@ const SHOWN_CHARACTERS_MAX: usize = 60;
 pub(super) struct TomlNode {
     pub(super) kind: TomlType,
     pub(super) at: Origin,
-    /// The text before variables were expanded, if there were any.
-    pub(super) written: Option<String>,
 }
 
 /// The TOML types that the configuration uses.
@@ -50,7 +48,7 @@ impl TomlNode {
     }
 
     fn new(kind: TomlType, at: Origin) -> Self {
-        Self { kind, at, written: None }
+        Self { kind, at }
     }
 
     /// The type of the value, with its article.
@@ -68,10 +66,7 @@ impl TomlNode {
     /// The value for a message: one line, without control characters, not too long.
     pub(super) fn shown(&self) -> Option<String> {
         match &self.kind {
-            TomlType::Text(text) => {
-                // A variable may hold a secret, so the text of the file is shown.
-                Some(format!("\"{}\"", shorten(self.written.as_ref().unwrap_or(text))))
-            }
+            TomlType::Text(text) => Some(format!("\"{}\"", shorten(text))),
             TomlType::Integer(text, _) | TomlType::Other(_, text) => Some(shorten(text)),
             TomlType::Boolean(value) => Some(value.to_string()),
             TomlType::List(_) | TomlType::Table(_) => None,
@@ -83,35 +78,31 @@ impl TomlNode {
     /// A section that is not a table is left unchanged, so that its own error is reported. Deeper,
     /// `tenant.header` replaces `tenant = "public"`.
     pub(super) fn set(&mut self, path: &[String], value: TomlNode) {
-        let Some((section, rest)) = path.split_first() else {
-            return;
-        };
-        match self.find(section) {
-            Some(TomlField { value: TomlNode { kind: TomlType::Table(_), .. }, .. }) | None => {}
-            Some(_) if rest.is_empty() => {}
-            Some(_) => return,
+        let section = path.first().and_then(|section| self.find(section));
+        let is_table = section.is_none_or(|it| matches!(it.value.kind, TomlType::Table(_)));
+        if is_table || path.len() == 1 {
+            self.put(path, value);
         }
-        self.put(path, value);
     }
 
-    fn put(&mut self, path: &[String], value: TomlNode) {
+    pub(super) fn put(&mut self, path: &[String], value: TomlNode) {
         let Some((name, rest)) = path.split_first() else {
             *self = value;
             return;
         };
+        if !matches!(self.kind, TomlType::Table(_)) {
+            self.kind = TomlType::Table(Vec::new());
+        }
+        let TomlType::Table(entries) = &mut self.kind else { return };
         let at = value.at.clone();
-        let mut entries = match std::mem::replace(&mut self.kind, TomlType::Boolean(false)) {
-            TomlType::Table(entries) => entries,
-            _ => Vec::new(),
+        let known = entries.iter().position(|entry| entry.name == *name && !rest.is_empty());
+        let mut entry = match known {
+            Some(index) => entries.swap_remove(index),
+            None => TomlField { name: name.clone(), at: at.clone(), value: Self::table(at) },
         };
-        let old = entries.iter().position(|entry| entry.name == *name);
-        let mut entry = match old.map(|index| entries.swap_remove(index)) {
-            Some(entry) if !rest.is_empty() => entry,
-            _ => TomlField { name: name.clone(), at: at.clone(), value: TomlNode::table(at) },
-        };
+        entries.retain(|other| other.name != *name);
         entry.value.put(rest, value);
         entries.push(entry);
-        self.kind = TomlType::Table(entries);
     }
 
     /// The value at a path such as `route[0].key.from`, if it exists.
@@ -137,26 +128,9 @@ impl TomlNode {
         }
     }
 
-    /// The value as JSON, for schemas; `None` if JSON has no such value.
-    pub(super) fn to_json(&self) -> Option<serde_json::Value> {
-        Some(match &self.kind {
-            TomlType::Text(text) => text.as_str().into(),
-            TomlType::Integer(_, number) => (*number)?.into(),
-            TomlType::Boolean(value) => (*value).into(),
-            TomlType::Other(..) => return None,
-            TomlType::List(nodes) => nodes.iter().map(Self::to_json).collect(),
-            TomlType::Table(entries) => {
-                let fields = entries.iter().map(|it| Some((it.name.clone(), it.value.to_json()?)));
-                serde_json::Value::Object(fields.collect::<Option<_>>()?)
-            }
-        })
-    }
-
     /// Removes the field at `section.name`, if it exists.
     pub(super) fn remove(&mut self, section: &str, name: &str) {
-        let TomlType::Table(sections) = &mut self.kind else {
-            return;
-        };
+        let TomlType::Table(sections) = &mut self.kind else { return };
         for section in sections.iter_mut().filter(|entry| entry.name == section) {
             if let TomlType::Table(entries) = &mut section.value.kind {
                 entries.retain(|entry| entry.name != name);
@@ -166,8 +140,8 @@ impl TomlNode {
 }
 
 /// Parses a file. Of syntax errors, only the first one is reported.
-pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> TomlNode {
-    match DeTable::parse(text) {
+pub(super) fn parse(problems: &Problems<'_>) -> TomlNode {
+    match DeTable::parse(problems.text.unwrap_or_default()) {
         Ok(table) => {
             let place = |span: Range<usize>| Origin::File(span.start);
             from_table(table.get_ref(), Origin::File(0), &place, 0)

@@ -25,16 +25,13 @@ pub(super) fn parse_duration(
         "write a number and a unit (ms, s, m, h or d), from {min} to {max}, such as \"{usual}\""
     );
     let bound = |text| parse_millis(text).unwrap_or_default();
-    match parse_millis(text) {
-        Err(what) => Err(ValueError::new(what, fix)),
-        Ok(millis) if millis < bound(min) => {
-            Err(ValueError::new(format!("shorter than the minimum of {min}"), fix))
-        }
-        Ok(millis) if millis > bound(max) => {
-            Err(ValueError::new(format!("longer than the maximum of {max}"), fix))
-        }
-        Ok(millis) => Ok(Duration::from_millis(millis)),
-    }
+    let what = match parse_millis(text) {
+        Err(what) => what.to_owned(),
+        Ok(millis) if millis < bound(min) => format!("shorter than the minimum of {min}"),
+        Ok(millis) if millis > bound(max) => format!("longer than the maximum of {max}"),
+        Ok(millis) => return Ok(Duration::from_millis(millis)),
+    };
+    Err(ValueError::new(what, fix))
 }
 
 /// Numbers too large for a u64 saturate; the bounds refuse them.
@@ -48,13 +45,9 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
         let (number, tail) = split_number(rest).ok_or("not a duration")?;
         let end = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
         let (unit, tail) = tail.split_at_checked(end).unwrap_or((tail, ""));
-        let factor = TIME_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
-        let factor = match (factor, unit) {
-            (Some(factor), _) => factor,
-            (None, "") => return Err("the unit is missing"),
-            (None, _) => return Err("the unit is unknown"),
-        };
-        total = total.saturating_add(number.saturating_mul(factor));
+        let fault = if unit.is_empty() { "the unit is missing" } else { "the unit is unknown" };
+        let (_, factor) = TIME_UNITS.iter().find(|(name, _)| *name == unit).ok_or(fault)?;
+        total = total.saturating_add(number.saturating_mul(*factor));
         rest = tail;
     }
     Ok(total)

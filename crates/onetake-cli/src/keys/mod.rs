@@ -225,8 +225,8 @@ impl Keys {
 
     fn client(&self) -> Result<AdminClient, Failed> {
         let (text, name) = crate::cli::read(self.config.as_deref())?;
-        let mut admin = config::load_admin(text.as_deref(), &name, std::env::vars())
-            .map_err(|error| Failed(error.to_string(), 2))?;
+        let input = crate::cli::input(text.as_deref(), &name, config::Overrides::default());
+        let mut admin = input.admin().map_err(|error| Failed(error.to_string(), 2))?;
         if admin.token.is_none()
             && let Ok(token) = std::env::var("ONETAKE_ADMIN_TOKEN")
         {

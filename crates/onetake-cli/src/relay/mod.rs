@@ -16,8 +16,8 @@ use onetake_core::{Clock, ErrorChain, MessageId, SystemClock, SystemRng};
 use onetake_relay::{Relay, Sink, WebhookOptions, WebhookSink};
 use tokio_util::sync::CancellationToken;
 
-use crate::cli::{Failed, read, runtime, stop_signal};
-use crate::config::{self, Overrides, RelayConfig, SinkConfig, StoreConfig};
+use crate::cli::{Failed, input, read, runtime, stop_signal};
+use crate::config::{self, Overrides, RelayConfig, StoreConfig};
 use crate::gateway::{Connector, serve_metrics};
 use crate::logs::{self, LogFormat};
 use crate::stores;
@@ -86,7 +86,7 @@ impl Arguments {
     fn operate(self, act: &Act) -> Result<ExitCode, Failed> {
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, ..Overrides::default() };
-        let config = config::load_store(text.as_deref(), &name, std::env::vars(), overrides);
+        let config = input(text.as_deref(), &name, overrides).store();
         let config: StoreConfig =
             config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
         runtime()?.block_on(async {
@@ -100,7 +100,7 @@ impl Arguments {
         logs::init(self.log_format);
         let (text, name) = read(self.config.as_deref())?;
         let overrides = Overrides { store: self.store, sink: self.sink, ..Overrides::default() };
-        let config = config::load_relay(text.as_deref(), &name, std::env::vars(), overrides);
+        let config = input(text.as_deref(), &name, overrides).relay();
         let config = config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
         runtime()?.block_on(deliver(config)).map(|()| ExitCode::SUCCESS)
     }
@@ -109,11 +109,11 @@ impl Arguments {
 /// Checks the relay of a configuration file and the certificates that it names. Returns its
 /// destination.
 pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
-    let config = config::load_relay(text, name, std::env::vars(), Overrides::default());
+    let config = input(text, name, Overrides::default()).relay();
     let config = config.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
     match &config.sink {
-        SinkConfig::Nats { url, .. } => Ok(url.to_string()),
-        SinkConfig::Webhook { url, .. } => {
+        config::Sink::Nats(url) => Ok(url.to_string()),
+        config::Sink::Webhook(url) => {
             if is_https(url) {
                 let checked = Connector::check(&config.tls, &SystemClock);
                 checked.map_err(|error| Failed(ErrorChain(&error).to_string(), 2))?;
@@ -127,7 +127,7 @@ pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
 async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let stop = CancellationToken::new();
-    let metrics = match config.listen {
+    let metrics = match config.relay.listen {
         Some(listen) => {
             let served =
                 serve_metrics(listen, config.token.clone(), Arc::clone(&clock), stop.clone());
@@ -139,7 +139,7 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let outbox = outbox.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?;
     let (sink, place) = sink(&config, &clock).await?;
     let (store, name) = (config.store.url.to_string(), sink.name());
-    let relay = Relay::with(outbox, sink, clock, Arc::new(SystemRng), config.options);
+    let relay = Relay::with(outbox, sink, clock, Arc::new(SystemRng), config.relay.options());
     let metrics = metrics.map(|address| address.to_string()).unwrap_or_default();
     tracing::info!(store, sink = name, place, metrics, "the relay is ready");
     let running = relay.run(stop.clone());
@@ -168,10 +168,10 @@ async fn sink(
 ) -> Result<(Arc<dyn Sink>, String), Failed> {
     match &config.sink {
         #[cfg(feature = "nats")]
-        SinkConfig::Nats { url, subject_prefix } => {
+        config::Sink::Nats(url) => {
             let options = onetake_relay::NatsOptions {
-                subject_prefix: subject_prefix.clone(),
-                ack_timeout: config.timeout,
+                subject_prefix: config.relay.subject_prefix.clone(),
+                ack_timeout: config.relay.timeout,
                 ..onetake_relay::NatsOptions::default()
             };
             let sink = onetake_relay::NatsSink::connect(url.servers(), options, Arc::clone(clock));
@@ -180,11 +180,11 @@ async fn sink(
             Ok((Arc::new(sink), url.to_string()))
         }
         #[cfg(not(feature = "nats"))]
-        SinkConfig::Nats { url, .. } => {
+        config::Sink::Nats(url) => {
             let what = "this build does not support NATS; build onetake with `--features nats`";
             Err(Failed(format!("relay.sink {url}: {what}"), 2))
         }
-        SinkConfig::Webhook { url, secrets } => {
+        config::Sink::Webhook(url) => {
             let tls = is_https(url).then(|| config.tls.clone());
             let connector = Connector::new(tls, Arc::clone(clock));
             let connector = connector.map_err(|error| Failed(ErrorChain(&error).to_string(), 3))?;
@@ -192,10 +192,13 @@ async fn sink(
                 .pool_idle_timeout(IDLE_MAX)
                 .pool_timer(TokioTimer::new())
                 .build::<_, Full<Bytes>>(connector);
-            let options =
-                WebhookOptions { answer_timeout: config.timeout, ..WebhookOptions::default() };
+            let options = WebhookOptions {
+                answer_timeout: config.relay.timeout,
+                ..WebhookOptions::default()
+            };
             let (client, clock) = (Arc::new(client), Arc::clone(clock));
-            let sink = WebhookSink::new(url.clone(), secrets.clone(), client, clock, options);
+            let secrets = config.relay.secrets.clone();
+            let sink = WebhookSink::new(url.clone(), secrets, client, clock, options);
             Ok((Arc::new(sink), host_of(url)))
         }
     }

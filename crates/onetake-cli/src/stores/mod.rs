@@ -35,8 +35,6 @@ use onetake_stores::{RedisOptions, RedisStore, RedisVelocity};
 
 #[cfg(feature = "postgres")]
 use crate::config::ServerUrl;
-#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
-use crate::config::StoreTimeouts;
 use crate::config::{Config, StoreConfig, StoreUrl};
 
 /// Concurrent writes of one kind to a store behind a network: one is on its way while another is
@@ -133,8 +131,8 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
 /// If the store cannot be reached or used: the error names the store, the cause and the fix.
 pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let mut opened = open_bare(config).await?;
-    opened.limits.claim_patience = config.timeouts.claim;
-    opened.limits.settle_patience = config.timeouts.settle;
+    opened.limits.claim_patience = config.claim_timeout;
+    opened.limits.settle_patience = config.settle_timeout;
     let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
     tokio::spawn(recordings::miss_keys(Arc::clone(&opened.store), configured));
     let keys = config.encryption.iter();
@@ -201,10 +199,8 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
         }
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            let store = PostgresStore::open(
-                url.expose(),
-                postgres_options(config.allow_lossy, config.timeouts),
-            );
+            let store =
+                PostgresStore::open(url.expose(), postgres_options(config.allow_lossy, config));
             let store = store.await.map_err(failed(OPEN, url))?;
             match &config.filter {
                 None => Ok(OpenStore::shared(store)),
@@ -213,12 +209,12 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
         }
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => {
-            let store = RedisStore::open(url.expose(), redis_options(config.timeouts)).await;
+            let store = RedisStore::open(url.expose(), redis_options(config)).await;
             Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let store = DynamoStore::open(url.expose(), dynamo_options(config.timeouts)).await;
+            let store = DynamoStore::open(url.expose(), dynamo_options(config)).await;
             Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
         }
         other => Err(left_out(OPEN, other)),
@@ -235,10 +231,8 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
     match &config.url {
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            let store = PostgresStore::open(
-                url.expose(),
-                postgres_options(config.allow_lossy, config.timeouts),
-            );
+            let store =
+                PostgresStore::open(url.expose(), postgres_options(config.allow_lossy, config));
             Ok(Arc::new(store.await.map_err(failed(OPEN, url))?))
         }
         #[cfg(feature = "sqlite")]
@@ -273,8 +267,7 @@ pub async fn open_velocity(
     match (&config.store.filter, &config.store.url) {
         #[cfg(feature = "redis")]
         (Some(url), _) | (None, StoreUrl::Redis(url)) => {
-            let opened =
-                RedisVelocity::open(url.expose(), redis_options(config.store.timeouts)).await;
+            let opened = RedisVelocity::open(url.expose(), redis_options(&config.store)).await;
             let place = opened.map_err(failed("count velocity in", url))?;
             Ok(Some(Arc::new(place)))
         }
@@ -294,7 +287,7 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
             // Migration is allowed on a database that can lose writes. Only serving from it is
             // refused.
             let migrated =
-                PostgresStore::migrate(url.expose(), postgres_options(true, config.timeouts)).await;
+                PostgresStore::migrate(url.expose(), postgres_options(true, config)).await;
             let migrated = migrated.map_err(failed(MIGRATE, url))?;
             let to = migrated.to;
             Ok(match migrated.from {
@@ -305,7 +298,7 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let change = DynamoStore::migrate(url.expose(), dynamo_options(config.timeouts)).await;
+            let change = DynamoStore::migrate(url.expose(), dynamo_options(config)).await;
             let said = match change.map_err(failed(MIGRATE, url))? {
                 TableChange::Created => "the table was created",
                 TableChange::IndexAdded => "the missing index was added to the table",
@@ -430,8 +423,7 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
             let looked =
-                PostgresStore::diagnose(url.expose(), postgres_options(true, config.timeouts))
-                    .await;
+                PostgresStore::diagnose(url.expose(), postgres_options(true, config)).await;
             let diagnosis = looked.map_err(failed(REACH, url))?;
             let mut all = vec![Examined { role: "store", url: url.to_string(), diagnosis }];
             if let Some(filter) = &config.filter {
@@ -441,13 +433,13 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
         }
         #[cfg(feature = "redis")]
         StoreUrl::Redis(url) => {
-            let store = RedisStore::open(url.expose(), redis_options(config.timeouts)).await;
+            let store = RedisStore::open(url.expose(), redis_options(config)).await;
             let store = store.map_err(failed(REACH, url))?;
             looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let store = DynamoStore::open(url.expose(), dynamo_options(config.timeouts)).await;
+            let store = DynamoStore::open(url.expose(), dynamo_options(config)).await;
             let store = store.map_err(failed(REACH, url))?;
             looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
         }
@@ -483,26 +475,25 @@ async fn open_sqlite(file: std::path::PathBuf) -> Result<SqliteStore, onetake_co
 }
 
 #[cfg(feature = "postgres")]
-fn postgres_options(allow_lossy: bool, timeouts: StoreTimeouts) -> PostgresOptions {
-    let StoreTimeouts { connect, command, .. } = timeouts;
+fn postgres_options(allow_lossy: bool, config: &StoreConfig) -> PostgresOptions {
     PostgresOptions {
         allow_lossy,
-        connect_timeout: connect,
-        command_timeout: command,
+        connect_timeout: config.connect_timeout,
+        command_timeout: config.timeout,
         ..PostgresOptions::default()
     }
 }
 
 #[cfg(feature = "redis")]
-fn redis_options(timeouts: StoreTimeouts) -> RedisOptions {
-    let StoreTimeouts { connect, command, .. } = timeouts;
-    RedisOptions { connect_timeout: connect, command_timeout: command, ..RedisOptions::default() }
+fn redis_options(config: &StoreConfig) -> RedisOptions {
+    let (connect_timeout, command_timeout) = (config.connect_timeout, config.timeout);
+    RedisOptions { connect_timeout, command_timeout, ..RedisOptions::default() }
 }
 
 #[cfg(feature = "dynamodb")]
-fn dynamo_options(timeouts: StoreTimeouts) -> DynamoOptions {
-    let StoreTimeouts { connect, command, .. } = timeouts;
-    DynamoOptions { connect_timeout: connect, command_timeout: command, ..DynamoOptions::default() }
+fn dynamo_options(config: &StoreConfig) -> DynamoOptions {
+    let (connect_timeout, command_timeout) = (config.connect_timeout, config.timeout);
+    DynamoOptions { connect_timeout, command_timeout, ..DynamoOptions::default() }
 }
 
 /// Opens the filter in front of its authority. The filter's secret is created at first use and kept

@@ -81,7 +81,7 @@ impl Target for InProcess {
 /// The store of a URL, as configured.
 pub(crate) fn store(url: &str) -> config::StoreConfig {
     let overrides = Overrides { store: Some(url.to_owned()), ..Overrides::default() };
-    config::load_store(None, "test", std::iter::empty(), overrides).unwrap()
+    config::Input { overrides, ..config::Input::default() }.store().unwrap()
 }
 
 /// Creates a database with the store's tables on the server that this program's tests share.

@@ -13,8 +13,8 @@ use super::schema::{MessageError, MessageSchema};
 #[error("not a descriptor set: {0}")]
 pub struct DescriptorError(String);
 
-/// A schema that was read from a file of descriptors.
-#[derive(Debug)]
+/// A schema that was read from a file of descriptors. The default has no methods.
+#[derive(Debug, Default)]
 pub struct DescriptorSet {
     pool: DescriptorPool,
     digest: [u8; 32],

@@ -3,7 +3,7 @@
 use super::*;
 
 fn read_for_envoy(text: &str) -> Result<Config, ConfigError> {
-    load_ext_proc(Some(text), "test", std::iter::empty(), Overrides::default())
+    input(Some(text), "test", no_env(), Overrides::default()).config(Forwarder::Envoy)
 }
 
 #[test]
@@ -37,6 +37,12 @@ fn a_202_behind_envoy_needs_an_upstream() {
         let text = format!("[gateway]\nupstream = \"http://a\"\n{text}");
         assert!(read(&text).is_ok(), "a gateway can");
     }
+}
+
+#[test]
+fn a_gateway_may_have_an_upstream_that_is_called_envoy() {
+    let text = "[gateway]\nupstream = \"http://envoy\"\n[defaults]\nin_flight = \"async\"\ntenant = \"public\"";
+    assert_eq!(read(text).unwrap().gateway.upstream.unwrap(), "http://envoy/");
 }
 
 #[test]

@@ -13,6 +13,9 @@ mod schema;
 mod stores;
 mod variables;
 
+use std::path::PathBuf;
+use std::time::Duration;
+
 use super::*;
 use http::HeaderName;
 use onetake_core::{OnUnknown, Terms};
@@ -102,6 +105,23 @@ fn no_env() -> impl Iterator<Item = (String, String)> {
 fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     pairs.iter().map(own).collect::<Vec<_>>().into_iter()
+}
+
+fn input<'a>(
+    text: Option<&'a str>,
+    file_name: &'a str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Input<'a> {
+    Input { text, file_name, env: env.collect(), overrides }
+}
+
+fn explain(
+    text: &str,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<String, ConfigError> {
+    input(Some(text), file_name, env, Overrides::default()).explain(Forwarder::Gateway)
 }
 
 fn read(text: &str) -> Result<Config, ConfigError> {

@@ -91,13 +91,19 @@ fn route_stands_above_preset_above_defaults_above_built_in() {
 fn the_explained_values_of_a_preset_are_all_of_its_values() {
     for (name, preset) in Preset::ALL {
         let of_preset = route("", &format!("preset = \"{name}\""));
-        let values = super::super::explain::preset_values(preset).into_iter();
-        // The rule for 5xx is not an option.
-        let options = values.filter(|(option, _)| *option != "5xx");
-        let options = options.map(|(option, value)| format!("{option} = {value}\n"));
+        let values = super::super::presets::values(preset).into_iter();
+        let options = values.map(|(option, value)| format!("{option} = {value}\n"));
         let mut written = route("", &options.collect::<String>());
         written.outcomes = of_preset.outcomes.clone();
         assert_eq!(written, of_preset, "{name}");
+        let in_rust = Policy::preset(preset);
+        written.tenant = in_rust.tenant.clone();
+        let rest = |policy: Policy| {
+            let Policy { terms, key, tenant, fingerprint, on_store_down, .. } = policy;
+            (terms, key, tenant, fingerprint, on_store_down)
+        };
+        assert_eq!(of_preset.outcomes, in_rust.outcomes, "{name}");
+        assert_eq!(rest(written), rest(in_rust), "{name}");
     }
 }
 

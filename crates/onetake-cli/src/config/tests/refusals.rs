@@ -72,6 +72,20 @@ fn a_reconcile_of_defaults_is_checked_where_it_is_used() {
 }
 
 #[test]
+fn each_route_is_told_of_its_own_mistake_with_the_values_of_defaults() {
+    let defaults = "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\non_unknown = \"reconcile\"\n\
+                    reconcile = \"GET http://a/{key}\"\n";
+    let route = |path: &str| {
+        format!("[[route]]\nmatch = \"POST /{path}\"\ntenant = \"client-ip\"\nttl = \"100s\"\n")
+    };
+    let error = read(&format!("{defaults}{}{}", route("a"), route("b"))).unwrap_err();
+    let mut fields = error.problems().iter().map(|it| it.field.as_str()).collect::<Vec<_>>();
+    fields.sort_unstable();
+    let all = ["route[0].reconcile", "route[0].ttl", "route[1].reconcile", "route[1].ttl"];
+    assert_eq!(fields, all, "{error}");
+}
+
+#[test]
 fn what_reconcilers_are_sent_is_not_repeated() {
     let line = "{ request = \"GET http://a/{derived_key}\", request_headers = { X-Key = \"hush\\n\", \"bad name\" = \"hush\" } }";
     let text = format!(

@@ -311,8 +311,10 @@ fn the_examples_are_accepted_and_valid() {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         let name = path.file_name().unwrap().to_str().unwrap().to_owned();
-        let load = if purposes(&text).ext_proc { load_ext_proc } else { load };
-        let config = load(Some(&text), &name, env(VARIABLES), Overrides::default());
+        let is_envoys = purposes(&text).ext_proc;
+        let forwarder = if is_envoys { Forwarder::Envoy } else { Forwarder::Gateway };
+        let input = input(Some(&text), &name, env(VARIABLES), Overrides::default());
+        let config = input.config(forwarder);
         let config = config.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(config.warnings(), Vec::<String>::new(), "{name}");
         assert_valid(&validator, &text);

@@ -93,7 +93,7 @@ fn the_route_itself_has_to_open_a_payment() {
 fn a_url_may_come_from_the_environment() {
     let file = "[store]\nurl = { env = \"DATABASE_URL\" }\nfilter = { env = \"CACHE_URL\" }\n";
     let load = |variables: &[(&str, &str)]| {
-        load_store(Some(file), "f", env(variables), Overrides::default())
+        input(Some(file), "f", env(variables), Overrides::default()).store()
     };
     let found = load(&[("DATABASE_URL", "postgres://me:secret@db/x"), ("CACHE_URL", "redis://c")]);
     let found = found.unwrap();
@@ -117,7 +117,7 @@ fn a_url_may_come_from_the_environment() {
 fn a_store_alone_needs_no_upstream() {
     let load = |text, store: Option<&str>| {
         let flags = Overrides { store: store.map(str::to_owned), ..Overrides::default() };
-        load_store(text, "f", no_env(), flags).map(|store| store.url.to_string())
+        input(text, "f", no_env(), flags).store().map(|store| store.url.to_string())
     };
     assert_eq!(load(None, None).unwrap(), "embedded:./onetake-data");
     assert_eq!(load(None, Some("memory:")).unwrap(), "memory:");
@@ -153,7 +153,7 @@ fn no_form_of_the_configuration_shows_a_password() {
 async fn the_timeouts_of_a_store_are_those_of_the_file() {
     let config = |store: &str| {
         let text = format!("[store]\n{store}");
-        load_store(Some(&text), "f", no_env(), Overrides::default()).unwrap()
+        input(Some(&text), "f", no_env(), Overrides::default()).store().unwrap()
     };
     let usual = crate::stores::open(&config("url = \"memory:\"")).await.unwrap();
     let limits = onetake_core::Limits::default();

@@ -92,7 +92,13 @@ fn a_secret_file_is_found_beside_the_file() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("token"), "sixteen-letters!\n").unwrap();
     let name = folder.path().join("onetake.toml").display().to_string();
-    let admin = load_admin(Some("[admin]\ntoken = { file = \"token\" }\n"), &name, no_env());
+    let admin = input(
+        Some("[admin]\ntoken = { file = \"token\" }\n"),
+        &name,
+        no_env(),
+        Overrides::default(),
+    )
+    .admin();
     assert_eq!(admin.unwrap().token, Token::new("sixteen-letters!"));
 }
 
@@ -125,7 +131,7 @@ fn a_preset_that_hides_a_default_is_a_warning() {
 
 #[test]
 fn every_value_is_explained_with_its_layer() {
-    let said = explain(Some(LAYERS), "f.toml", no_env()).unwrap();
+    let said = explain(LAYERS, "f.toml", no_env()).unwrap();
     let of = |route: &str| {
         let from = said.find(route).unwrap();
         let text = said[from..].split("\n\n").next().unwrap();
@@ -170,7 +176,7 @@ fn the_key_of_a_preset_is_explained_unless_the_route_has_its_own() {
     let file = "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n\
         [[route]]\nmatch = \"POST /stripe\"\npreset = \"stripe-webhook\"\n\
         [[route]]\nmatch = \"POST /own\"\npreset = \"github\"\nkey = { from = \"json\", pointer = \"/n\" }\n";
-    let said = explain(Some(file), "f", no_env()).unwrap();
+    let said = explain(file, "f", no_env()).unwrap();
     let lines: Vec<_> =
         said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
     for line in [
@@ -195,7 +201,7 @@ fn an_explanation_shows_no_secret() {
     let file = "[gateway]\nupstream = \"http://a\"\n[defaults]\n\
         tenant = { jwt = { verification_key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", issuer = \"${ISSUER}\" } }\n\
         on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", request_headers = { X-Key = \"hush\" } }\n";
-    let said = explain(Some(file), "f", env(&[("ISSUER", "hush")])).unwrap();
+    let said = explain(file, "f", env(&[("ISSUER", "hush")])).unwrap();
     assert!(said.contains("issuer = \"${ISSUER}\", verification_key = …"), "{said}");
     assert!(!said.contains("AAAA") && !said.contains("hush"), "{said}");
 }

@@ -120,7 +120,7 @@ impl Reconciler {
         };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri;
-        *request.headers_mut() = headers(&route.asked.request_headers.0);
+        *request.headers_mut() = headers(&route.asked.request_headers);
         let Some(ask) = route.health.ask(&*self.clock) else {
             return not_asked(
                 "the service timed out several times in a row, so requests to it are paused",

@@ -106,10 +106,8 @@ impl Connector {
         http.set_connect_timeout(Some(CONNECT_TIMEOUT));
         http.enforce_http(false);
         let tls = tls.map(|tls| {
-            let identity = tls.identity.iter();
-            let identity =
-                identity.flat_map(|identity| [&identity.certificate, &identity.private_key]);
-            let paths = tls.roots.iter().chain(identity).cloned().collect();
+            let files = [&tls.roots, &tls.certificate, &tls.private_key];
+            let paths = files.into_iter().flatten().cloned().collect();
             let time = Arc::clone(&clock);
             let make = move |files: &mut Files| client_config(&tls, files, &*time);
             reloaded(FIELD, paths, make, Arc::clone(&clock))
@@ -198,7 +196,7 @@ fn client_config(
             TlsFailed::new(FIELD, None, plain(&error), "Use an http:// URL to connect without TLS")
         })?
         .with_root_certificates(roots);
-    let mut config = match &tls.identity {
+    let mut config = match &tls.identity() {
         Some(identity) => {
             let identity = files.identity(FIELD, identity, clock)?;
             builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity)))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onetake_cli::config::{self, Overrides};
+use onetake_cli::config::{Forwarder, Input};
 use onetake_cli::gateway::Gateway;
 use onetake_core::{Clock, SystemClock};
 
@@ -22,7 +22,7 @@ async fn envoy_connects_with_tls() {
         file("cert.pem"),
         file("key.pem")
     );
-    let config = config::load_ext_proc(Some(&text), "t", std::iter::empty(), Overrides::default());
+    let config = Input { text: Some(&text), ..Input::default() }.config(Forwarder::Envoy);
     let processor = Gateway::start_ext_proc(config.unwrap(), |store| store).await.unwrap();
     let context = format!(
         "    transport_socket:\n      name: envoy.transport_sockets.tls\n      typed_config:\n        \

@@ -12,7 +12,7 @@ mod requests;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use onetake_cli::config::{self, Overrides};
+use onetake_cli::config::{Forwarder, Input};
 use onetake_cli::gateway::Gateway;
 use onetake_core::Store;
 use onetake_sim::blackbox::Target;
@@ -63,8 +63,7 @@ pub(crate) async fn processor(
         "[ext_proc]\nlisten = \"127.0.0.1:0\"\n[admin]\nlisten = \"127.0.0.1:0\"\n\
          [store]\nurl = \"{store}\"\n{routes}"
     );
-    let config =
-        config::load_ext_proc(Some(&text), "test", std::iter::empty(), Overrides::default());
+    let config = Input { text: Some(&text), ..Input::default() }.config(Forwarder::Envoy);
     let config = config.unwrap_or_else(|error| panic!("{error}"));
     Gateway::start_ext_proc(config, decorate).await.unwrap()
 }

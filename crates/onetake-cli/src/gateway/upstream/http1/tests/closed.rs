@@ -90,7 +90,7 @@ fn tls() -> (TlsAcceptor, Connector) {
         .with_no_client_auth()
         .with_single_cert(vec![made.cert.der().clone()], key)
         .unwrap();
-    let tls = UpstreamTls { roots: Some(roots), identity: None };
+    let tls = UpstreamTls { roots: Some(roots), ..UpstreamTls::default() };
     let connector = Connector::new(Some(tls), Arc::new(SystemClock)).unwrap();
     (TlsAcceptor::from(Arc::new(config)), connector)
 }

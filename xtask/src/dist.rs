@@ -23,11 +23,20 @@ const TRAINING: &[&str] = &[
 ];
 /// The rounds of each case.
 const ROUNDS: u64 = 2;
-/// The file that the instrumented process writes while it runs (`%c`), because the benchmark ends it
-/// with a signal.
-const COUNTS: &str = "onetake-%p%c.profraw";
-/// Counters that can be mapped into a file, as `%c` needs.
-const CONTINUOUS: &str = "-Cllvm-args=-runtime-counter-relocation";
+/// The file that each instrumented process writes when it ends.
+const COUNTS: &str = "onetake-%p.profraw";
+/// Starts the instrumented gateway in place of the benchmark. The benchmark kills this script: then
+/// the gateway gets SIGTERM, ends in order, and writes its counts.
+const WRAPPER: &str = r#"#!/bin/sh
+"$INSTRUMENTED" "$@" &
+gateway=$!
+( while kill -0 $$ 2>/dev/null; do sleep 0.1; done; kill -TERM $gateway ) &
+wait $gateway
+"#;
+/// Waits until all processes have written their counts. A file is empty before that. A gateway ends
+/// within half a minute.
+const WAIT: &str = r#"while [ -n "$(find "$1" -name '*.profraw' -size 0)" ]; do sleep 0.5; done"#;
+const WAIT_SECONDS: &str = "60";
 
 /// Builds the gateway. The argument is the number of rounds of each training case.
 pub(crate) fn dist(arguments: &[String]) -> Result<(), String> {
@@ -39,20 +48,30 @@ pub(crate) fn dist(arguments: &[String]) -> Result<(), String> {
     let _not_there = std::fs::remove_dir_all(&counts);
     std::fs::create_dir_all(&counts).map_err(|error| error.to_string())?;
     let bench = crate::bench::build()?;
-    let generate = format!("-Cprofile-generate={} {CONTINUOUS}", counts.display());
+    let generate = format!("-Cprofile-generate={}", counts.display());
     let instrumented = gateway(&training, &host, &generate)?;
     let mut train = Command::new(bench);
-    train.arg("--binary").arg(&instrumented).args(["--seconds", "1"]);
-    train.args(["--rounds", &rounds.to_string()]).env("LLVM_PROFILE_FILE", counts.join(COUNTS));
+    train.arg("--binary").arg(wrapper(&training)?).args(["--seconds", "1"]);
+    train.args(["--rounds", &rounds.to_string()]).env("INSTRUMENTED", &instrumented);
+    train.env("LLVM_PROFILE_FILE", counts.join(COUNTS));
     run(train.args(TRAINING.iter().flat_map(|case| ["--case", case])))?;
+    run(Command::new("timeout").args([WAIT_SECONDS, "sh", "-c", WAIT, "sh"]).arg(&counts))?;
     let profile = training.join("onetake.profdata");
     let mut merge = Command::new(profdata);
-    run(merge.arg("merge").arg("--output").arg(&profile).arg(&counts))?;
+    run(merge.arg("merge").arg("-o").arg(&profile).arg(&counts))?;
     let used = gateway(&shipped, &host, &format!("-Cprofile-use={}", profile.display()))?;
     let result = shipped.join("onetake");
     std::fs::copy(used, &result).map_err(|error| error.to_string())?;
     println!("{}", result.display());
     Ok(())
+}
+
+/// Writes the script that starts the instrumented gateway.
+fn wrapper(folder: &Path) -> Result<PathBuf, String> {
+    let path = folder.join("gateway.sh");
+    std::fs::write(&path, WRAPPER).map_err(|error| error.to_string())?;
+    run(Command::new("chmod").arg("+x").arg(&path))?;
+    Ok(path)
 }
 
 /// Builds the gateway with all features and these flags of the compiler. A named target keeps the

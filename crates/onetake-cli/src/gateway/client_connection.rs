@@ -32,6 +32,7 @@ use super::edge::{ConnectionPermit, TwoLengths};
 use super::eviction::{self, Eviction};
 use super::peer_stream::PeerStream;
 use super::phase::Phase;
+use super::tidy;
 use super::timeouts::{CutReason, Known, Step, Timeouts, next_step};
 use super::tls::Acceptor;
 
@@ -181,6 +182,7 @@ impl<E: Answer> ClientConnection<E> {
                 // hyper has noticed what happened before, and nothing has begun since.
                 if can_park_after.take() == Some(activity.requests()) && activity.can_park() {
                     http.park();
+                    tidy::parked();
                     continue;
                 }
                 if !is_listening || self.phase.is_stopping() {

@@ -9,8 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
+use onetake_core::Clock;
 use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::CancellationToken;
+
+use super::tidy;
 
 /// All cores. Their threads end when this is dropped.
 #[derive(Debug)]
@@ -23,7 +26,7 @@ pub(super) struct Cores {
 struct Core {
     runtime: Handle,
     connections: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<()>>>,
 }
 
 /// Counts a connection of a core until it is dropped.
@@ -37,17 +40,21 @@ impl Drop for OnCore {
 }
 
 impl Cores {
-    /// Starts this number of threads, at least one.
+    /// Starts this number of threads, at least one. `clock` is for the return of their memory.
     ///
     /// # Errors
     /// If the operating system cannot start a thread.
-    pub(super) fn start(count: usize) -> io::Result<Self> {
+    pub(super) fn start(count: usize, clock: &Arc<dyn Clock>) -> io::Result<Self> {
         let mut cores = Self { cores: Vec::new(), stop: CancellationToken::new() };
         for number in 0..count.max(1) {
             let runtime = Builder::new_current_thread().enable_all().build()?;
             let (handle, stop) = (runtime.handle().clone(), cores.stop.clone());
+            let clock = Arc::clone(clock);
             let thread = std::thread::Builder::new().name(format!("onetake-core-{number}"));
-            let thread = thread.spawn(move || runtime.block_on(stop.cancelled()))?;
+            let thread = thread.spawn(move || {
+                let tidy = tidy::run(&*clock);
+                runtime.block_on(stop.run_until_cancelled(tidy))
+            })?;
             let connections = Arc::default();
             cores.cores.push(Core { runtime: handle, connections, thread: Some(thread) });
         }

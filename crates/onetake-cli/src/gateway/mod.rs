@@ -42,6 +42,7 @@ mod secrets;
 mod server;
 mod start;
 mod tenants;
+mod tidy;
 mod timeouts;
 mod tls;
 mod trailer_names;

@@ -117,7 +117,8 @@ impl Gateway {
 
         let plans = Arc::new(Plans::new(&config, &connector));
         let layer = layer_on(&engine, &plans, &config, secrets, velocity)?;
-        let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
+        let cores = Cores::start(stores::cores(), engine.clock());
+        let cores = Arc::new(cores.map_err(StartError::Threads)?);
         let clock = Arc::clone(engine.clock());
         let parts = ServerParts {
             config: &config,

@@ -106,10 +106,15 @@ pub(crate) fn coverage(arguments: &[String]) -> Result<(), String> {
     let merged = merged.flatten().map(|entry| entry.path());
     let merged = merged.filter(|path| path.extension().is_some_and(|end| end == "profdata"));
     let profile = merged.last().ok_or("cargo-llvm-cov left no profile")?;
+    let core = root().join("crates/onetake-core/src");
+    let core = core.canonicalize().map_err(|error| error.to_string())?;
     let export = Command::new(&cov)
         .args(["export", "--summary-only", "--instr-profile"])
         .arg(profile)
         .arg(build.join("sim/onetake-simulate"))
+        // The files of the engine alone: llvm-cov 22 crashes on functions of some others.
+        .arg("-sources")
+        .arg(core)
         .output()
         .map_err(|error| format!("llvm-cov could not be started: {error}"))?;
     let report: Value =

@@ -15,6 +15,7 @@ mod lease_renewal;
 mod limits;
 mod never_started;
 mod operator_races;
+mod queued_writes;
 mod reaper_and_sweeper;
 mod store_call_timing;
 mod store_faults;

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use crate::common::{Answered, key, send};
 use axum::Router;
@@ -14,12 +15,12 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
 use onetake_conformance::{Faulty, StoreFault};
-use onetake_core::store::{Answers, Claim, Claimed, Settled, SharedSecrets};
+use onetake_core::store::{Answers, Claim, Claimed, RecordIndex, Settled, SharedSecrets};
 use onetake_core::{
-    Engine, FingerprintKey, MemoryStore, Rate, Settlement, Store, StoreError, StoreErrorKind,
-    delegate_store,
+    Cause, Engine, FingerprintKey, MemoryStore, Rate, Settlement, Store, StoreError,
+    StoreErrorKind, Transition, delegate_store,
 };
-use onetake_http::{By, OnStoreDown, OnetakeLayer, Policy, Secrets};
+use onetake_http::{By, InFlight, OnStoreDown, OnetakeLayer, Policy, Secrets};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
@@ -78,7 +79,7 @@ fn spawned(node: &Router) -> JoinHandle<Answered> {
 async fn a_key_that_the_store_knew_is_not_run_without_a_record() {
     let (api, memory) = (Api::default(), MemoryStore::new());
     let store = Faulty::around(Arc::new(memory.clone()));
-    let limit = Rate::new(100.try_into().unwrap(), std::time::Duration::from_secs(60)).unwrap();
+    let limit = Rate::new(100.try_into().unwrap(), Duration::from_secs(60)).unwrap();
     let policy = || Policy::new().key_required().velocity([By::Tenant], limit);
     let here = api.node(Arc::clone(&store) as Arc<dyn Store>, policy(), Secrets::default());
     let there = api.node(Arc::new(memory), policy(), Secrets::default());
@@ -152,6 +153,56 @@ async fn an_operation_that_a_claim_has_found_is_not_run_without_a_record() {
     assert_eq!((refused.status, &*refused.code()), (503, "idempotency_store_unavailable"));
     api.finish.notify_one();
     assert_eq!((first.await.unwrap().status, api.runs()), (201, 1));
+}
+
+/// Begins an operation on another node, and a retry that waits for it here. Then settles the running
+/// attempt. Returns both requests.
+async fn wait_for_other_node(
+    api: &Api,
+    store: &Arc<OneClaim>,
+    transitions: impl IntoIterator<Item = Transition>,
+) -> (JoinHandle<Answered>, JoinHandle<Answered>) {
+    let waiting = Policy::new().in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let there = api.node(Arc::new(store.memory.clone()), Policy::new(), Secrets::default());
+    let here = api.node(Arc::clone(store) as Arc<dyn Store>, waiting, Secrets::default());
+    let (first, retry) = (api.started(&there).await, spawned(&here));
+    while !store.is_spent.load(Ordering::SeqCst) {
+        tokio::task::yield_now().await;
+    }
+    let ids = store.memory.page(None, 10).await.unwrap().ids;
+    let record = store.memory.load(ids).await.remove(0).unwrap().unwrap();
+    let (id, attempt) = (record.id, record.attempt);
+    let settlements = transitions.into_iter();
+    let settlements = settlements.map(|transition| Settlement { id, attempt, transition });
+    for settled in store.memory.settle(settlements.collect()).await {
+        assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
+    }
+    (first, retry)
+}
+
+/// The claim of the retry finds the operation on another node, where its outcome becomes unknown.
+/// The next claim fails.
+#[tokio::test]
+async fn an_operation_that_became_unknown_elsewhere_is_not_run_without_a_record() {
+    let (api, store) = (Api::default(), Arc::new(OneClaim::default()));
+    let unknown = [Transition::Unknown(Cause::TimedOut)];
+    let (first, retry) = wait_for_other_node(&api, &store, unknown).await;
+    let refused = retry.await.unwrap();
+    assert_eq!((refused.status, &*refused.code()), (503, "idempotency_store_unavailable"));
+    api.finish.notify_one();
+    assert_eq!((first.await.unwrap().status, api.runs()), (201, 1));
+}
+
+/// The operation on the other node was released and forgotten. So the key is free, and the store
+/// becomes unreachable: that is what fail-open is for.
+#[tokio::test]
+async fn a_key_that_became_free_elsewhere_may_run_without_a_record() {
+    let (api, store) = (Api::default(), Arc::new(OneClaim::default()));
+    let forgotten = [Transition::Release, Transition::Forget];
+    let (_first, retry) = wait_for_other_node(&api, &store, forgotten).await;
+    api.started.notified().await;
+    api.finish.notify_waiters();
+    assert_eq!((retry.await.unwrap().status, api.runs()), (201, 2));
 }
 
 /// A store that answers the first question for a secret at once, and a later one with an error when

@@ -176,10 +176,10 @@ const BUGS: &[Bug] = &[
         to: "let _permit = match self.inner.admit() {\n            Err(error) if BUG => Arc::new(tokio::sync::Semaphore::new(1)).try_acquire_owned().map_err(|_| error)?,\n            permit => permit?,\n        };",
     },
     Bug {
-        what: "a lost claim counts as an outage although the store answers its renewal",
+        what: "a lost claim counts as an outage although another attempt has the key",
         file: "onetake-core/src/engine/claim.rs",
-        from: "        Ok(_) => {\n            let what = \"the answer to the claim was lost, and its attempt does not have the key\";",
-        to: "        Ok(_) if BUG => error,\n        Ok(_) => {\n            let what = \"the answer to the claim was lost, and its attempt does not have the key\";",
+        from: "            StoreError::new(StoreErrorKind::Busy, what)",
+        to: "            if BUG { error } else { StoreError::new(StoreErrorKind::Busy, what) }",
     },
     Bug {
         what: "an operation runs without a record although a claim has found its record",

@@ -37,6 +37,8 @@ wait $gateway
 /// within half a minute.
 const WAIT: &str = r#"while [ -n "$(find "$1" -name '*.profraw' -size 0)" ]; do sleep 0.5; done"#;
 const WAIT_SECONDS: &str = "60";
+/// Between two flags in `CARGO_ENCODED_RUSTFLAGS`.
+const SEPARATOR: &str = "\x1f";
 
 /// Builds the gateway. The argument is the number of rounds of each training case.
 pub(crate) fn dist(arguments: &[String]) -> Result<(), String> {
@@ -80,7 +82,13 @@ fn gateway(folder: &Path, host: &str, flags: &str) -> Result<PathBuf, String> {
     let mut build = cargo();
     build.args(["build", "--profile", "dist", "--package", "onetake-cli", "--features"]);
     build.args(["onetake-cli/full", "--target", host]).env("CARGO_TARGET_DIR", folder);
-    run(build.env("RUSTFLAGS", flags))?;
+    // Flags of the caller stay. They are separated by a character that no path has.
+    let encoded = std::env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_else(|_| {
+        let given = std::env::var("RUSTFLAGS").unwrap_or_default();
+        given.split_whitespace().collect::<Vec<_>>().join(SEPARATOR)
+    });
+    let all = [encoded.as_str(), flags].into_iter().filter(|flags| !flags.is_empty());
+    run(build.env("CARGO_ENCODED_RUSTFLAGS", all.collect::<Vec<_>>().join(SEPARATOR)))?;
     Ok(folder.join(host).join("dist/onetake"))
 }
 

@@ -55,6 +55,7 @@ impl Bench {
             run_max: ENDLESS,
             on_retry: None,
             keeps_untried: false,
+            is_taken: false,
         }
     }
 

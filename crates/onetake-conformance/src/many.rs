@@ -244,6 +244,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
         run_max: Duration::from_secs(30),
         on_retry: None,
         keeps_untried: false,
+        is_taken: false,
     }
 }
 

@@ -140,7 +140,8 @@ pub enum StoreErrorKind {
     /// Nothing was written. A later call may succeed.
     Unavailable,
     /// The store works, but another transaction holds this key. Nothing was written, and another
-    /// attempt may be about to run.
+    /// attempt may be about to run. The engine also reports a lost claim in this way if another
+    /// attempt has the key.
     Busy,
     /// The write may have been applied. Read the record again: if it holds the caller's own attempt
     /// id, the write succeeded.

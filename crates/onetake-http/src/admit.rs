@@ -38,8 +38,6 @@ pub(crate) struct Admitted {
     /// False if the issued key has expired and the operation has an outcome. The outcome may be
     /// shown, but nothing runs.
     may_run: bool,
-    /// True if one of the checks found a record of the key in the store.
-    has_record: bool,
 }
 
 impl Identity {
@@ -71,8 +69,7 @@ impl Identity {
         let pass = velocity::pass(shared, policy, limits, operation).await;
         let pass = pass.map_err(|problem| self.refused(problem))?;
         let may_run = found.as_deref().is_none_or(may_run_again);
-        let has_record = found.is_some() || pass.has_record();
-        Ok(Admitted { identity: self, waiting, pass, payload: guard, may_run, has_record })
+        Ok(Admitted { identity: self, waiting, pass, payload: guard, may_run })
     }
 
     /// Returns the record of an issued key that has expired. Other keys are not looked up.
@@ -127,9 +124,10 @@ impl Admitted {
         Res: Body<Data = Bytes> + Send + 'static,
         Res::Error: Into<BoxError> + Send,
     {
-        let Self { identity, waiting, pass, payload: guard, may_run, has_record } = self;
+        let Self { identity, waiting, pass, payload: guard, may_run } = self;
         let Identity { head, parts, data, trailers, place, key, mut operation, .. } = *identity;
         let (engine, policy) = (&shared.engine, Arc::clone(&head.policy));
+        operation.is_taken = pass.is_taken();
         let reference = operation.id.reference();
         let respond = Responder { shared, trace, policy: &policy, id: operation.id };
         let call = Box::new(InnerCall { head, parts, data, trailers, key });
@@ -139,13 +137,15 @@ impl Admitted {
         let deadline = call.head.deadline;
         let mut job = OperationWork::new(inner, call, shared, trace, &client);
         (job.place, job.pass, job.may_run) = (Some(place), pass.clone(), may_run);
-        job.has_record = has_record;
         job.payload = guard;
         job.kept_from = waiting.as_ref().map(|waiting| waiting.due);
         let asking = pass.asking();
         let awaiting = async {
             match deriving(shared, &pass).await {
-                Err(error) => Awaited::Executed(Executed::Failed(error, Some(job))),
+                Err(error) => {
+                    let unused = (!operation.is_taken).then_some(job);
+                    Awaited::Executed(Executed::Failed(error, unused))
+                }
                 Ok(secret) => {
                     let InnerCall { head, parts, key, .. } = &*job.call;
                     operation.origin.memo = head.memo(key, secret, &parts.headers);

@@ -46,9 +46,9 @@ fn obstacle<S, Req>(
     if job.call.head.is_over(clock) {
         return Some(deadline::exceeded());
     }
-    // The issued key has expired, or the operation has an outcome (S15). Or the key is known to be
-    // taken (S10): the store answered before it became unreachable, or this process has the key.
-    let is_taken = job.has_record || respond.shared.engine.is_taken_here(respond.id);
+    // The issued key has expired, or the operation has an outcome (S15). Or this process has the key
+    // (S10): the engine may not have been asked.
+    let is_taken = respond.shared.engine.is_taken_here(respond.id);
     if !job.may_run || is_taken || job.call.head.is_expired(clock) {
         return Some(problem_of_error(error, respond.id.reference()));
     }

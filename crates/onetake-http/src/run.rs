@@ -87,8 +87,6 @@ pub(crate) struct OperationWork<S, Req> {
     /// `false` if the issued key has expired and its record has an outcome. The operation must not
     /// run again, also if that record expires before the claim.
     pub(crate) may_run: bool,
-    /// True if the store was seen to have a record of the key.
-    pub(crate) has_record: bool,
     /// The time on the engine's monotonic clock from which the response is recorded even if its
     /// status says release. A client may have got a 202 by then.
     pub(crate) kept_from: Option<Duration>,
@@ -133,7 +131,6 @@ impl<S, Req> OperationWork<S, Req> {
             pass: Pass::default(),
             payload: PayloadGuard::default(),
             may_run: true,
-            has_record: false,
             kept_from: None,
             shared: Arc::clone(shared),
             trace: Arc::clone(trace),

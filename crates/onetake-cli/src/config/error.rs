@@ -158,7 +158,6 @@ pub(super) enum Origin {
 }
 
 /// The collected errors, and the file that they are in.
-#[derive(Debug)]
 pub(super) struct Problems<'a> {
     pub(super) text: Option<&'a str>,
     file_name: &'a str,
@@ -168,6 +167,13 @@ pub(super) struct Problems<'a> {
 
 /// The order of errors: through the file, then missing fields, then the rest.
 type Rank = (u8, usize);
+
+/// Text and environment can have secrets.
+impl fmt::Debug for Problems<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Problems").field("file_name", &self.file_name).finish_non_exhaustive()
+    }
+}
 
 impl<'a> Problems<'a> {
     pub(super) fn new(

@@ -50,11 +50,13 @@ mod tests;
 mod tree;
 mod units;
 
+use std::fmt;
 use std::net::SocketAddr;
 
 use http::Uri;
 use onetake_http::{OnStoreDown, RequestValue, Tenant};
 use serde_json::{Value as Json, json};
+use toml::de::{DeTable, DeValue};
 
 pub use error::{ConfigError, ConfigProblem};
 pub use ipnet::IpNet;
@@ -86,8 +88,9 @@ pub enum Forwarder {
     Envoy,
 }
 
-/// The sources of a configuration.
-#[derive(Clone, Debug, Default)]
+/// The sources of a configuration. The `Debug` form hides the text and the environment, which can
+/// have secrets.
+#[derive(Clone, Default)]
 pub struct Input<'a> {
     /// The content of the file, if there is a file.
     pub text: Option<&'a str>,
@@ -110,6 +113,12 @@ pub fn load(
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
     Input { text, file_name, env: env.collect(), overrides }.config(Forwarder::Gateway)
+}
+
+impl fmt::Debug for Input<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Input").field("file_name", &self.file_name).finish_non_exhaustive()
+    }
 }
 
 impl Input<'_> {
@@ -215,16 +224,22 @@ pub struct Purposes {
 /// `[gateway]` has options.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
-    let sections = text.parse::<toml::Table>().unwrap_or_default();
-    let (ext_proc, relay) = (sections.contains_key("ext_proc"), sections.contains_key("relay"));
-    let is_gateways = |(name, section): (&String, &toml::Value)| match (name.as_str(), section) {
+    // As the tree reads it: an integer that is too large does not hide the sections.
+    let file = DeTable::parse(text).map(toml::Spanned::into_inner).unwrap_or_default();
+    let sections =
+        || file.iter().map(|(name, section)| (name.get_ref().as_ref(), section.get_ref()));
+    let has = |wanted: &str| sections().any(|(name, _)| name == wanted);
+    let (ext_proc, relay) = (has("ext_proc"), has("relay"));
+    let is_gateways = |(name, section): (&str, &DeValue<'_>)| match (name, section) {
         // `upstream_tls` alone may be for the webhook of a relay.
-        ("gateway", toml::Value::Table(options)) => options.keys().any(|it| it != "upstream_tls"),
+        ("gateway", DeValue::Table(options)) => {
+            options.keys().any(|it| it.get_ref() != "upstream_tls")
+        }
         ("defaults" | "route", _) => !ext_proc,
         (name, _) => ["gateway", "limits"].contains(&name),
     };
     let is_other = ext_proc || relay;
-    Purposes { gateway: !is_other || sections.iter().any(is_gateways), ext_proc, relay }
+    Purposes { gateway: !is_other || sections().any(is_gateways), ext_proc, relay }
 }
 
 /// Values of flags. Each overrides the environment and the file.

@@ -182,7 +182,7 @@ impl<E: Answer> ClientConnection<E> {
                 // hyper has noticed what happened before, and nothing has begun since.
                 if can_park_after.take() == Some(activity.requests()) && activity.can_park() {
                     http.park();
-                    tidy::parked();
+                    tidy::memory_freed();
                     continue;
                 }
                 if !is_listening || self.phase.is_stopping() {
@@ -214,6 +214,7 @@ impl<E: Answer> ClientConnection<E> {
                 tracing::debug!(reason = reason.label(), "a connection was cut off");
             }
         }
+        tidy::memory_freed();
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) struct Cores {
 struct Core {
     runtime: Handle,
     connections: Arc<AtomicUsize>,
-    thread: Option<JoinHandle<Option<()>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// Counts a connection of a core until it is dropped.
@@ -53,7 +53,7 @@ impl Cores {
             let thread = std::thread::Builder::new().name(format!("onetake-core-{number}"));
             let thread = thread.spawn(move || {
                 let tidy = tidy::run(&*clock);
-                runtime.block_on(stop.run_until_cancelled(tidy))
+                runtime.block_on(stop.run_until_cancelled(tidy));
             })?;
             let connections = Arc::default();
             cores.cores.push(Core { runtime: handle, connections, thread: Some(thread) });

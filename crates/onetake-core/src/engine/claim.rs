@@ -148,14 +148,17 @@ async fn recover(
         {
             return Ok(Claimed::Granted { fence: record.fence });
         }
-        // The key has another attempt's record, or none: the claim did not arrive, or not yet. Not
-        // running is always safe. The store works, so this is not an outage, in which a caller may
-        // run without a record (S10).
-        Ok(_) => {
-            let what = "the answer to the claim was lost, and its attempt does not have the key";
+        // Another attempt has the key. So a caller must not run without a record, although the
+        // answer to its claim was lost (S10).
+        Ok(Settled::Stale { current: Some(record) })
+            if !matches!(record.state, State::Released { .. }) =>
+        {
+            let what = "the answer to the claim was lost, and another attempt has the key";
             StoreError::new(StoreErrorKind::Busy, what)
         }
-        Err(_) => error,
+        // The claim did not arrive, or not yet. The answer of the store does not say that it works: a
+        // renewal that finds no record writes nothing.
+        _ => error,
     };
     lost_claim::release(engine, id, attempt);
     Err(error)

@@ -63,7 +63,7 @@ pub use housekeeping::Housekeeping;
 pub use journal::{Journal, JournalBatch};
 pub use lease::{Lease, LeaseLost, Settling};
 pub use operation::{
-    Answer, Attempt, Begin, EngineError, Limits, Operation, Outcome, RecordWith, Verdict,
+    Answer, Attempt, Begin, EngineError, KeyUse, Limits, Operation, Outcome, RecordWith, Verdict,
     WhileRunning,
 };
 pub use operators::{ExpectedState, Intervened, Intervention, OperatorAction};
@@ -216,15 +216,29 @@ impl Engine {
     /// # Errors
     /// If the store does not answer.
     pub async fn is_known(&self, operation: &Operation) -> Result<bool, EngineError> {
+        Ok(self.key_use(operation).await? != KeyUse::Unused)
+    }
+
+    /// Returns the use of the operation's key. Nothing is claimed, and the answer may be out of date
+    /// at once.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn key_use(&self, operation: &Operation) -> Result<KeyUse, EngineError> {
         let (inner, id) = (&self.inner, operation.id);
-        if inner.cache.get(&id, inner.clock.monotonic()).is_some() || inner.flights.has(&id) {
-            return Ok(true);
+        if inner.cache.get(&id, inner.clock.monotonic()).is_some() {
+            return Ok(KeyUse::Recorded { is_free: false });
         }
-        Ok(inner.read(id).await?.is_some())
+        if inner.flights.has(&id) {
+            return Ok(KeyUse::UnderWay);
+        }
+        Ok(inner.read(id).await?.map_or(KeyUse::Unused, |record| KeyUse::Recorded {
+            is_free: matches!(record.state, crate::State::Released { .. }),
+        }))
     }
 
     /// True if this process knows, without asking the store, that the key is taken: one of its own
-    /// attempts holds the lease, or the cache has the outcome.
+    /// attempts holds the lease, or the cache has the outcome. Unknown outcomes are not in the cache.
     #[must_use]
     pub fn is_taken_here(&self, id: RecordId) -> bool {
         let inner = &self.inner;

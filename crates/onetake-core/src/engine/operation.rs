@@ -108,6 +108,9 @@ pub struct Operation {
     pub on_retry: Option<OnRetry>,
     /// True if an attempt that never started leaves its record behind, and with it its payload.
     pub keeps_untried: bool,
+    /// True if the caller has seen a record of the key that excludes another run. If the store cannot
+    /// be asked then, the engine does not return the work, so that it cannot run without a record.
+    pub is_taken: bool,
 }
 
 impl Operation {
@@ -131,6 +134,7 @@ impl Operation {
             run_max: Duration::from_secs(30),
             on_retry: None,
             keeps_untried: false,
+            is_taken: false,
         }
     }
 
@@ -335,6 +339,21 @@ impl Attempt {
         let Record { id, attempt, fence, .. } = *record;
         Self { id, attempt, fence }
     }
+}
+
+/// The use of a key, as far as it is known without a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum KeyUse {
+    /// The key has no record.
+    Unused,
+    /// An attempt of this process is under way. Its claim may still fail.
+    UnderWay,
+    /// The key has a record.
+    Recorded {
+        /// True if the attempt was released, so that another one can run.
+        is_free: bool,
+    },
 }
 
 /// The reason why the engine could not start an operation. The operation did not run (S10).

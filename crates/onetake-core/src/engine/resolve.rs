@@ -48,8 +48,8 @@ pub(super) enum Resolved<G: Granted> {
 }
 
 impl<G: Granted> Resolved<G> {
-    /// Keeps the work of a failure if the key is taken: then the operation does not run without a
-    /// record either (S10).
+    /// Drops the work of a failure if the key is known to be taken, so that the caller cannot run the
+    /// operation without a record (S10).
     fn if_taken(self, is_taken: bool) -> Self {
         match self {
             Self::Failed(error, _) if is_taken => Self::Failed(error, None),
@@ -91,8 +91,8 @@ impl Engine {
         // The store compares one fingerprint. If the record was sealed with an earlier secret, that
         // fingerprint is sent.
         let mut asked = operation.fingerprint;
-        // True if the store was seen to have a record that excludes another run.
-        let mut is_taken = false;
+        // True if the key was seen to have a record that excludes another run.
+        let mut is_taken = operation.is_taken;
         let mut patience = Patience::new(inner, operation.in_flight);
         loop {
             if let Some(answer) = self.known(operation) {
@@ -109,12 +109,14 @@ impl Engine {
                         }
                     }
                 }
-                Entered::Joiner(phase) => match join(&asked, phase, &mut patience).await {
-                    Ok(next) => next,
-                    Err(error) => {
-                        return Resolved::Failed(error, Some(granted)).if_taken(is_taken);
+                Entered::Joiner(phase) => {
+                    match join(&asked, phase, &mut patience, &mut is_taken).await {
+                        Ok(next) => next,
+                        Err(error) => {
+                            return Resolved::Failed(error, Some(granted)).if_taken(is_taken);
+                        }
                     }
-                },
+                }
             };
             let answer = match next {
                 WaitStep::Answer(answer) => answer,

@@ -36,8 +36,8 @@ pub enum Executed<W: Work> {
     /// The work did not run for this caller: the answer. The work is returned.
     Answered(Answer, W),
     /// The engine could not start, and the work did not begin. The work is returned, unless it was
-    /// lost when the engine stopped, or an earlier attempt has to be rolled back first
-    /// ([`OnRetry`](super::OnRetry)) and that could not begin.
+    /// lost when the engine stopped, an earlier attempt has to be rolled back first
+    /// ([`OnRetry`](super::OnRetry)) and that could not begin, or the key is known to be taken.
     Failed(EngineError, Option<W>),
 }
 

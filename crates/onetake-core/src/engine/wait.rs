@@ -82,11 +82,12 @@ impl Drop for Patience<'_> {
     }
 }
 
-/// Follows a flight of this process.
+/// Follows a flight of this process. Sets `is_taken` if an attempt of this process has the key.
 pub(super) async fn join(
     asked: &Fingerprint,
     mut phase: Reader<Phase>,
     patience: &mut Patience<'_>,
+    is_taken: &mut bool,
 ) -> Result<WaitStep, EngineError> {
     let mut waited = false;
     loop {
@@ -111,7 +112,7 @@ pub(super) async fn join(
                     Ok(left) => left,
                     Err(answer) => return Ok(WaitStep::Answer(answer)),
                 };
-                waited = true;
+                (waited, *is_taken) = (true, true);
                 tokio::select! {
                     biased;
                     changed = phase.changed() => if changed.is_err() { return Ok(WaitStep::Again) },

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::OnceCell;
 
-use onetake_core::engine::{Engine, EngineError, Operation};
+use onetake_core::engine::{Engine, EngineError, KeyUse, Operation};
 use onetake_core::{Fingerprinter, Rate, SharedVelocity, VelocityDecision};
 
 use super::Limit;
@@ -32,9 +32,9 @@ pub(crate) struct PendingOperation {
 }
 
 pub(super) enum CountDecision {
-    /// This process or the store knows the key. Nothing is counted. `has_record` is false if only an
-    /// attempt of this process is known, whose claim may still fail.
-    Known { has_record: bool },
+    /// This process or the store knows the key. Nothing is counted. `is_taken` is true if it has a
+    /// record that excludes another run.
+    Known { is_taken: bool },
     /// The operation was counted. Its key is fresh, or the store is unavailable (`away`) and the
     /// route runs operations without it.
     Counted { taken: TakenCounts, away: Option<EngineError> },
@@ -124,11 +124,9 @@ impl PendingOperation {
         runs_anyway: impl Fn(&EngineError) -> bool,
     ) -> &CountDecision {
         let decide = async || {
-            let engine = &self.counter.engine;
-            let is_claimed_here = engine.is_under_way(operation.id);
-            let away = match engine.is_known(operation).await {
-                Ok(true) => return CountDecision::Known { has_record: !is_claimed_here },
-                Ok(false) => None,
+            let away = match self.counter.engine.key_use(operation).await {
+                Ok(KeyUse::Unused) => None,
+                Ok(found) => return CountDecision::Known { is_taken: is_taken(found) },
                 Err(error) if runs_anyway(&error) => Some(error),
                 Err(error) => return CountDecision::Away(error),
             };
@@ -139,6 +137,11 @@ impl PendingOperation {
         };
         self.ruling.get_or_init(decide).await
     }
+}
+
+/// True if the key has a record that excludes another run.
+pub(super) fn is_taken(found: KeyUse) -> bool {
+    found == KeyUse::Recorded { is_free: false }
 }
 
 impl Drop for PendingOperation {

@@ -31,7 +31,7 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
-use onetake_core::engine::{EngineError, Operation};
+use onetake_core::engine::{EngineError, KeyUse, Operation};
 use onetake_core::{Fingerprinter, Scope};
 
 pub use onetake_core::velocity::{Rate, RateError, SharedVelocity, VelocityDecision};
@@ -95,8 +95,9 @@ pub(crate) enum Pass {
     /// The route has no limits.
     #[default]
     Unlimited,
-    /// The key is known, and nothing was counted.
-    Known,
+    /// The key is known, and nothing was counted. `is_taken` is true if it has a record that excludes
+    /// another run.
+    Known { is_taken: bool },
     /// The decision is shared with other requests for the same operation.
     Decided(Arc<PendingOperation>),
 }
@@ -124,20 +125,20 @@ impl Pass {
         }
     }
 
-    /// Returns true if the store was seen to have a record of the key.
-    pub(crate) fn has_record(&self) -> bool {
+    /// Returns true if the key was seen to have a record that excludes another run.
+    pub(crate) fn is_taken(&self) -> bool {
         match self {
             Self::Unlimited => false,
-            Self::Known => true,
+            Self::Known { is_taken } => *is_taken,
             Self::Decided(_) => {
-                matches!(self.decision(), Some(CountDecision::Known { has_record: true }))
+                matches!(self.decision(), Some(CountDecision::Known { is_taken: true }))
             }
         }
     }
 
     fn decision(&self) -> Option<&CountDecision> {
         match self {
-            Self::Unlimited | Self::Known => None,
+            Self::Unlimited | Self::Known { .. } => None,
             Self::Decided(entry) => entry.decision(),
         }
     }
@@ -181,9 +182,9 @@ pub(crate) async fn pass(
         Ok(limits) => limits,
         // A known key is answered, even if the body of this request cannot be read.
         Err(problem) => {
-            return match shared.engine.is_known(operation).await {
-                Ok(true) => Ok(Pass::Known),
-                Ok(false) => Err(problem.clone()),
+            return match shared.engine.key_use(operation).await {
+                Ok(KeyUse::Unused) => Err(problem.clone()),
+                Ok(found) => Ok(Pass::Known { is_taken: counter::is_taken(found) }),
                 Err(error) if fail_open::is_open(policy, &error) => Err(problem.clone()),
                 Err(error) => Err(failed(&error)),
             };

@@ -17,7 +17,7 @@ use http::{Request, StatusCode};
 use onetake_conformance::{Faulty, StoreFault};
 use onetake_core::store::{Answers, Claim, Claimed, RecordIndex, Settled, SharedSecrets};
 use onetake_core::{
-    Cause, Engine, FingerprintKey, MemoryStore, Rate, Settlement, Store, StoreError,
+    Cause, Engine, Failure, FingerprintKey, MemoryStore, Rate, Settlement, Store, StoreError,
     StoreErrorKind, Transition, delegate_store,
 };
 use onetake_http::{By, InFlight, OnStoreDown, OnetakeLayer, Policy, Secrets};
@@ -91,17 +91,54 @@ async fn a_key_that_the_store_knew_is_not_run_without_a_record() {
     assert_eq!((first.await.unwrap().status, api.runs()), (201, 1));
 }
 
-/// The answer to a claim is lost. The renewal that recovers it is answered: the attempt does not
-/// have the key. So the store works.
+/// The store knows the key, but its attempt was released. So the key is free.
 #[tokio::test]
-async fn a_lost_claim_is_no_outage_if_its_renewal_is_answered() {
+async fn a_released_key_may_run_without_a_record() {
+    let (api, memory) = (Api::default(), MemoryStore::new());
+    let store = Faulty::around(Arc::new(memory.clone()));
+    let limit = Rate::new(100.try_into().unwrap(), Duration::from_secs(60)).unwrap();
+    let policy = || Policy::new().key_required().velocity([By::Tenant], limit);
+    let here = api.node(Arc::clone(&store) as Arc<dyn Store>, policy(), Secrets::default());
+    let there = api.node(Arc::new(memory.clone()), policy(), Secrets::default());
+    let _first = api.started(&there).await;
+    settle(&memory, [Transition::Release]).await;
+    store.fail_claims(StoreFault::Unavailable);
+    let retry = api.started(&here).await;
+    api.finish.notify_waiters();
+    assert_eq!((retry.await.unwrap().status, api.runs()), (201, 2));
+}
+
+/// A retry waits for the operation in its own process. Meanwhile another node settles the key, so
+/// that the process has no outcome to show, and the store becomes unreachable.
+#[tokio::test]
+async fn an_operation_that_this_process_has_run_is_not_run_without_a_record() {
+    let (api, memory) = (Api::default(), MemoryStore::new());
+    let store = Faulty::around(Arc::new(memory.clone()));
+    let waiting = Policy::new().in_flight(InFlight::Wait(Duration::from_secs(30)));
+    let node = api.node(Arc::clone(&store) as Arc<dyn Store>, waiting, Secrets::default());
+    let first = api.started(&node).await;
+    let retry = spawned(&node);
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    let failure = Failure { code: "by_operator".to_owned(), detail: "it failed".to_owned() };
+    settle(&memory, [Transition::Unknown(Cause::TimedOut), Transition::Fail(failure)]).await;
+    store.fail_claims(StoreFault::Unavailable);
+    api.finish.notify_waiters();
+    let refused = retry.await.unwrap();
+    assert_eq!((refused.status, &*refused.code()), (503, "idempotency_store_unavailable"));
+    let _first = first.await.unwrap();
+    assert_eq!(api.runs(), 1);
+}
+
+/// The answer to a claim is lost. The renewal that recovers it is answered: another attempt has the
+/// key. So the operation does not run without a record.
+#[tokio::test]
+async fn a_lost_claim_is_no_outage_if_another_attempt_has_the_key() {
     let (api, memory) = (Api::default(), MemoryStore::new());
     let store = Faulty::around(Arc::new(memory.clone()));
     let here = api.node(Arc::clone(&store) as Arc<dyn Store>, Policy::new(), Secrets::default());
     let there = api.node(Arc::new(memory), Policy::new(), Secrets::default());
-    store.fail_one_claim(StoreFault::LostWrite);
-    let refused = send(&here, request()).await;
-    assert_eq!((refused.status, &*refused.code()), (409, "request_in_progress"), "no record");
     let first = api.started(&there).await;
     store.fail_one_claim(StoreFault::LostWrite);
     let refused = send(&here, request()).await;
@@ -169,15 +206,20 @@ async fn wait_for_other_node(
     while !store.is_spent.load(Ordering::SeqCst) {
         tokio::task::yield_now().await;
     }
-    let ids = store.memory.page(None, 10).await.unwrap().ids;
-    let record = store.memory.load(ids).await.remove(0).unwrap().unwrap();
+    settle(&store.memory, transitions).await;
+    (first, retry)
+}
+
+/// Settles the attempt of the only record.
+async fn settle(memory: &MemoryStore, transitions: impl IntoIterator<Item = Transition>) {
+    let ids = memory.page(None, 10).await.unwrap().ids;
+    let record = memory.load(ids).await.remove(0).unwrap().unwrap();
     let (id, attempt) = (record.id, record.attempt);
     let settlements = transitions.into_iter();
     let settlements = settlements.map(|transition| Settlement { id, attempt, transition });
-    for settled in store.memory.settle(settlements.collect()).await {
+    for settled in memory.settle(settlements.collect()).await {
         assert!(matches!(settled, Ok(Settled::Done { .. })), "{settled:?}");
     }
-    (first, retry)
 }
 
 /// The claim of the retry finds the operation on another node, where its outcome becomes unknown.

@@ -185,8 +185,10 @@ impl onetake_http::Resolve for Routes {
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
         let (path, policy) = self.0.iter().find(|(path, _)| *path == parts.uri.path())?;
         let arrived_at = parts.headers.get(ARRIVED_AT).and_then(|value| value.to_str().ok());
-        let Some(arrived_at) = arrived_at.filter(|_| policy.on_store_down == OnStoreDown::FailOpen)
-        else {
+        // Requests with different labels do not share the decision of a velocity limit.
+        let is_labelled =
+            policy.on_store_down == OnStoreDown::FailOpen && policy.velocity.is_empty();
+        let Some(arrived_at) = arrived_at.filter(|_| is_labelled) else {
             return Some(Arc::clone(policy));
         };
         // The label becomes a part of the claim, so that the history knows whose claim it is.

@@ -170,9 +170,11 @@ impl NodeStore {
         .boxed()
     }
 
-    /// Makes a read, or another call that changes no record.
+    /// Makes a read, or another call that changes no record. `call` is there if requests depend on
+    /// the answer.
     fn ask<R: Send + 'static>(
         &self,
+        call: Option<Call>,
         ask: impl FnOnce(&World, Actor) -> Result<R, StoreError> + Send + 'static,
     ) -> BoxFuture<'static, Result<R, StoreError>> {
         let fate = self.fates(1).pop();
@@ -182,7 +184,6 @@ impl NodeStore {
             return std::future::pending().boxed();
         };
         let after = if error.is_some() { told_after } else { applied_after.unwrap_or(told_after) };
-        let call = Call::about_no_key(&self.world, self.actor());
         self.world.timeline.after(
             after,
             Box::new(move |_| {
@@ -197,7 +198,8 @@ impl NodeStore {
         async move {
             match told.await {
                 Ok(answer) => {
-                    call.answered(std::iter::once(answer.as_ref().err().and_then(news_of)));
+                    let news = answer.as_ref().err().and_then(news_of);
+                    call.into_iter().for_each(|call| call.answered(std::iter::once(news)));
                     answer
                 }
                 Err(_) => std::future::pending().await,
@@ -332,19 +334,19 @@ impl Store for NodeStore {
 
     fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
         match which {
-            Due::LeaseEnd => self.ask(move |world, _| world.backend.abandoned(limit)),
-            Due::Reconcile => self.ask(move |world, _| world.backend.unsettled(limit)),
+            Due::LeaseEnd => self.ask(None, move |world, _| world.backend.abandoned(limit)),
+            Due::Reconcile => self.ask(None, move |world, _| world.backend.unsettled(limit)),
         }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.ask(move |world, actor| {
+        self.ask(None, move |world, actor| {
             Ok(world.backend.sweep(&world.history, world.now(), actor, limit))
         })
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.ask(|_, _| Ok(()))
+        self.ask(None, |_, _| Ok(()))
     }
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -354,17 +356,17 @@ impl Store for NodeStore {
 
 impl RecordIndex for NodeStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        self.ask(move |world, _| world.backend.page(from, limit))
+        self.ask(None, move |world, _| world.backend.page(from, limit))
     }
 
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        self.ask(move |world, _| world.backend.find(reference))
+        self.ask(None, move |world, _| world.backend.find(reference))
     }
 }
 
 impl AuditLog for NodeStore {
     fn audit(&self, entry: AuditEntry) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.ask(move |world, _| world.backend.audit(entry))
+        self.ask(None, move |world, _| world.backend.audit(entry))
     }
 
     fn audit_entries(
@@ -373,7 +375,7 @@ impl AuditLog for NodeStore {
         from: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'_, Result<AuditPage, StoreError>> {
-        self.ask(move |world, _| world.backend.audit_entries(of, from, limit))
+        self.ask(None, move |world, _| world.backend.audit_entries(of, from, limit))
     }
 }
 
@@ -383,7 +385,8 @@ impl SharedSecrets for NodeStore {
         name: &'static str,
         fresh: [u8; 32],
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        self.ask(move |world, _| world.backend.secret(name, fresh))
+        let call = Call::about_no_key(&self.world, self.actor());
+        self.ask(Some(call), move |world, _| world.backend.secret(name, fresh))
     }
 }
 

@@ -385,8 +385,8 @@ impl Plan {
             unavailable_may_be_applied: routes.chance(150),
             theme: None,
         };
-        plan.bound_steps_forward();
         theme::apply(&mut plan);
+        plan.bound_steps_forward();
         plan
     }
 

@@ -68,7 +68,7 @@ impl AboutKey for Claim {
     fn about(&self, world: &World) -> Question {
         let asked_by = arrival_in(&self.origin.route);
         world.history.claims(self.attempt, asked_by);
-        Question { id: self.id, asked_by }
+        Question { id: self.id, asked_by, is_recovery: false }
     }
 }
 
@@ -77,14 +77,14 @@ impl AboutKey for Settlement {
     fn about(&self, world: &World) -> Question {
         let is_renewal = self.transition == Transition::Renew;
         let asked_by = if is_renewal { world.history.claimed_by(self.attempt) } else { None };
-        Question { id: self.id, asked_by }
+        Question { id: self.id, asked_by, is_recovery: is_renewal }
     }
 }
 
 impl AboutKey for RecordId {
     /// A request reads a record when it arrives. Other reads belong to other tasks.
     fn about(&self, world: &World) -> Question {
-        Question { id: *self, asked_by: Some(world.now()) }
+        Question { id: *self, asked_by: Some(world.now()), is_recovery: false }
     }
 }
 

@@ -58,6 +58,7 @@ fn sections_show_the_purposes_of_a_file() {
     assert_eq!(of(&format!("[ext_proc]\n{route}")), (false, true, false));
     assert_eq!(of(&format!("[ext_proc]\n{gateway}{route}")), (true, true, false));
     assert_eq!(of("[relay]\n"), (false, false, true));
+    assert_eq!(of("[relay]\nbatch = 99999999999999999999\n"), (false, false, true));
     assert_eq!(of(&format!("[relay]\n{route}")), (true, false, true));
     assert_eq!(of(&format!("[relay]\n[ext_proc]\n{route}")), (false, true, true));
 }

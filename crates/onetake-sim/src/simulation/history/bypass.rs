@@ -8,7 +8,8 @@ use onetake_core::{AttemptId, Record, RecordId, State};
 use super::{Actor, Facts, History, RunNumber};
 use crate::simulation::timeline::Micros;
 
-/// What a process learns about a key from an answer of the store, or from its absence.
+/// What a process learns about a key from an answer of the store, or from its absence. A dropped call
+/// has no answer, also if its client has left: the checks are lenient there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreNews {
     /// The store is unreachable, or the process gave up waiting for its answer.
@@ -38,6 +39,8 @@ pub struct Question {
     /// The request that needs the answer: the time at which it arrived. `None` if no request needs
     /// it.
     pub asked_by: Option<Micros>,
+    /// True if it is a renewal that recovers a claim whose answer was lost.
+    pub is_recovery: bool,
 }
 
 /// All that the processes know of the store.
@@ -45,7 +48,7 @@ pub struct Question {
 pub(super) struct Knowledge {
     /// The last outage that a process noticed with a call for a key.
     outages: BTreeMap<(Actor, RecordId), Micros>,
-    /// The last outage that a process noticed with a call that is about no key.
+    /// The last outage that a process noticed when it asked for a secret.
     outages_of_all: BTreeMap<Actor, Micros>,
     /// The requests that know that their key is taken. A request is the time at which it arrived.
     taken: BTreeSet<(Actor, RecordId, Micros)>,
@@ -80,6 +83,12 @@ impl History {
             format!("{by:?} {about:?} {news:?}")
         });
         let knowledge = &mut facts.knowledge;
+        // The claim stays lost, for all requests that have joined it.
+        if let Some(Question { id, is_recovery: true, .. }) = about
+            && news == StoreNews::Free
+        {
+            knowledge.outages.insert((by, id), at);
+        }
         match (about, news) {
             (Some(Question { id, .. }), StoreNews::Outage) => {
                 knowledge.outages.insert((by, id), at);
@@ -87,7 +96,7 @@ impl History {
             (None, StoreNews::Outage) => {
                 knowledge.outages_of_all.insert(by, at);
             }
-            (Some(Question { id, asked_by: Some(request) }), StoreNews::Taken) => {
+            (Some(Question { id, asked_by: Some(request), .. }), StoreNews::Taken) => {
                 knowledge.taken.insert((by, id, request));
             }
             // All requests of a process that wait for the key learn that it is free.
@@ -141,12 +150,13 @@ impl Facts {
         let since = suspended
             .filter(|(from, until)| (*from..=*until).contains(&arrived_at))
             .map_or(arrived_at, |(from, _)| *from);
+        // A request that is as old may have had no answer for this time, which counts as an outage.
+        // Clocks drift by 1 %.
+        let patience = self.claim_patience.get(node).copied().unwrap_or(Micros::MAX);
+        let waited = at.saturating_sub(since) >= patience - patience / 20;
         let is_new = |outage: Option<&Micros>| outage.is_some_and(|outage| *outage >= since);
         let noticed =
             is_new(knowledge.outages.get(&(by, id))) || is_new(knowledge.outages_of_all.get(&by));
-        // A claim without an answer counts as an outage after this time. Clocks drift by 1 %.
-        let patience = self.claim_patience.get(node).copied().unwrap_or(Micros::MAX);
-        let waited = at.saturating_sub(since) >= patience - patience / 20;
         let is_taken = knowledge.taken.contains(&(by, id, arrived_at));
         let was_closing = knowledge.closing.get(&by).is_some_and(|from| *from < since);
         if !noticed && !waited {

@@ -19,8 +19,10 @@ const CONNECTIONS_QUICK: usize = 200;
 /// The time for which wake-ups are counted.
 const WATCHED: Duration = Duration::from_secs(10);
 const WATCHED_QUICK: Duration = Duration::from_secs(1);
-/// The time after the last request until a program counts as idle.
+/// The time after the start, and after the last request, until a program counts as idle. The gateway
+/// parks a connection after a second, and returns memory for some seconds after that.
 const SETTLING: Duration = Duration::from_secs(2);
+const SETTLING_HELD: Duration = Duration::from_secs(12);
 
 /// Measures the gateway and nginx.
 pub(crate) fn idle(
@@ -46,7 +48,7 @@ fn watch(target: &Target, connections: usize, watched: Duration) -> io::Result<V
     sleep(SETTLING);
     let (without, quiet) = (mib(), wake_ups_per_second(target, watched));
     let open = block_on(open(target, connections))?;
-    sleep(SETTLING);
+    sleep(SETTLING_HELD);
     let (with, held) = (mib(), wake_ups_per_second(target, watched));
     drop(open);
     Ok(vec![

@@ -63,6 +63,13 @@ fn a_poll_tells_waiting_requests_that_the_key_is_free() {
     passes(200_181_141);
 }
 
+/// The checker was wrong about a request that had joined a lost claim, whose recovery the store then
+/// refused because another transaction held the key.
+#[test]
+fn a_request_can_join_a_claim_that_was_lost_before_it_arrived() {
+    passes(300_010_105);
+}
+
 #[test]
 fn every_theme_occurs_and_half_of_the_plans_have_none() {
     let themes: Vec<Option<Theme>> = (0..600).map(|seed| Plan::new(seed).theme).collect();

@@ -32,7 +32,9 @@ impl Call {
     /// Records the answers of all items.
     pub(super) fn answered(mut self, news: impl Iterator<Item = Option<StoreNews>>) {
         for (about, news) in std::mem::take(&mut self.about).into_iter().zip(news) {
-            if let Some(news) = news {
+            // A recovery that fails in any way leaves the claim lost.
+            let is_lost = about.is_some_and(|question| question.is_recovery);
+            if let Some(news) = news.or(is_lost.then_some(StoreNews::Outage)) {
                 self.learns(about, news);
             }
         }
